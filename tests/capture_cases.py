@@ -8,13 +8,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
+import pytest
 from psycopg import sql
 
 from everstate.config import Config
@@ -22,8 +23,10 @@ from everstate.declarations.captures import Capture, DatabaseKind, Table
 from everstate.errors import Unavailable
 from everstate.log.consumer import Consumer
 from everstate.log.record import Record
+from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.placeholders import OWN_SETTING, placeholder_of
 from everstate.sources.cdc.rows import AGGREGATE, KIND
+from kit.settings import altered
 
 UNAVAILABLE = placeholder_of(OWN_SETTING).text
 TABLES = ("customers", "orders", "notes")
@@ -121,11 +124,37 @@ def maria_source(url: str) -> Iterator[MariaSource]:
         admin.run(f"DROP DATABASE {name}")
 
 
-def capture_config(base: Config, prefix: str) -> Config:
-    """The running servers, with topics of one test's own and a heartbeat every second."""
-    log = base.log.model_copy(update={"prefix": prefix, "partitions": 2})
-    capture = base.capture.model_copy(update={"heartbeat_s": 1.0})
-    return base.model_copy(update={"log": log, "capture": capture})
+def capture_config(base: Config, prefix: str, **options: Any) -> Config:
+    """The running servers, with topics of one test's own and a heartbeat every second.
+
+    ``options``: more settings of `[capture]`.
+    """
+    capture = {"heartbeat_s": 1.0, **options}
+    return altered(base, log={"prefix": prefix, "partitions": 2}, capture=capture)
+
+
+def connected(**options: Any) -> list[pytest.MarkDecorator]:
+    """Marks of a file whose captures run in Kafka Connect: the fixture `config` has its address.
+
+    ``options``: more settings of `[capture]`.
+    """
+    capture = {"heartbeat_s": 1.0, **options}
+    marked = pytest.mark.settings(log={"partitions": 2}, capture=capture, database=False)
+    return [pytest.mark.usefixtures("connect"), marked]
+
+
+CONNECTED = connected()
+LOSING = connected(deletes_max_percent=100)
+"""Also where all rows of a table may be gone."""
+
+
+@contextmanager
+def removed(capturing: Capturing) -> Iterator[Capturing]:
+    """A capture that is removed behind the block, with all that it made."""
+    try:
+        yield capturing
+    finally:
+        capturing.remove(drop=True, topics=True)
 
 
 def make_tables(source: Source) -> None:

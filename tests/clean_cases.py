@@ -42,6 +42,8 @@ class Item(BaseModel):
 
 
 ITEM = EntityType("item", Item, "id")
+DSN = "postgresql://nobody@localhost/shop"
+"""Of a database that nobody connects to: the capture is ours, with one raw log."""
 
 
 def capture_of(form: CaptureForm, **options: Any) -> Capture:
@@ -219,7 +221,10 @@ class Made:
 
     @classmethod
     def of(cls, record: OutRecord) -> Made:
-        value = json.loads(record.value or b"")
+        return cls.of_message(json.loads(record.value or b""))
+
+    @classmethod
+    def of_message(cls, value: Mapping[str, Any]) -> Made:
         states = [value["currentEntityState"], value["originalEntityState"]]
         current, original = (None if one is None else json.dumps(one).encode() for one in states)
         kind = Kind(value["kind"])

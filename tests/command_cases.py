@@ -8,9 +8,7 @@ from pydantic import BaseModel, Field
 
 from everstate.app import App
 from everstate.changes import Provenance
-from everstate.config import Config
 from everstate.errors import Rejected
-from kit.settings import altered
 
 ENTITY = "account"
 TELLER = Provenance(api_version="v1", service_name="bank", identifier="teller-1")
@@ -120,8 +118,3 @@ def evolve(account: Account | None, fact: BaseModel) -> Account | None:
 GROUP = app.commands(
     ENTITY, decide=decide, evolve=evolve, commands=[Open, Deposit, Withdraw, Split, Audit, Close]
 )
-
-
-def of_prefix(config: Config, prefix: str, **commands: Any) -> Config:
-    """A project of one test: topics and local state of its own."""
-    return altered(config, log={"prefix": prefix, "partitions": 3}, commands=commands)

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -19,6 +19,7 @@ from dropped_database import drop_database
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local import Stack
+from everstate.log.topics import Topics
 from java_settings import first_compiler_only, interpreted
 from kit.settings import altered
 from processes_seen import KEPT_FOLDERS
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
     from keep_cases import World
     from pyspark.sql import SparkSession
 
+    from archive_cases import Shop
+    from everstate.sources.stores.postgres import EntityStore
+    from everstate.views.control import Control
     from kit.view_postgres import PostgresKeptOrders
+    from reading_cases import Orders
 
 # Settings of the user's own servers would win over those of the tests.
 _OURS = {"EVERSTATE_BENCH_DATA"}
@@ -170,9 +175,40 @@ def database(stack: RunningStack) -> Iterator[str]:
 
 
 @pytest.fixture
-def config(stack: RunningStack, database: str, topic_prefix: str) -> Config:
-    """The running servers, with a database and topics of one test's own."""
-    return altered(stack.config, store={"dsn": database}, log={"prefix": topic_prefix})
+def config(
+    request: pytest.FixtureRequest, stack: RunningStack, topic_prefix: str, tmp_path: Path
+) -> Config:
+    """The running servers, with a folder, a database and topics of one test's own.
+
+    ``@pytest.mark.settings(log={"partitions": 2})`` gives sections other values. Its ``topics`` are
+    entity types whose topics are made, its ``command_topics`` those that take commands; with
+    ``database=False`` there is no database.
+    """
+    mark = request.node.get_closest_marker("settings")
+    sections: dict[str, Any] = dict(mark.kwargs) if mark else {}
+    entities, commanded = sections.pop("topics", ()), sections.pop("command_topics", ())
+    config = altered(stack.config, project={"data_dir": tmp_path / ".everstate"})
+    config._folder = tmp_path
+    if "connect" in request.fixturenames:
+        # Its secrets and its log are in the folder of the servers.
+        config = request.getfixturevalue("connect").config
+    config = altered(config, log={"prefix": topic_prefix})
+    if sections.pop("database", True):
+        config = altered(config, store={"dsn": request.getfixturevalue("database")})
+    config = altered(config, **sections)
+    if entities or commanded:
+        with Topics(config) as topics:
+            topics.ensure(entities)
+            topics.ensure_commands(commanded)
+    return config
+
+
+@pytest.fixture
+def topics_deleted(config: Config) -> Iterator[None]:
+    """The topics of a test that has many are deleted after it."""
+    yield
+    with Topics(config) as topics:
+        topics.delete([each for each in topics.existing() if each.startswith(config.log.prefix)])
 
 
 @pytest.fixture(scope="session")
@@ -188,25 +224,11 @@ def spark(stack_config: Config) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def world(
-    stack_config: Config,
-    stack: RunningStack,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
+def world(config: Config, spark: SparkSession) -> World:
     """One test's log, database and archive, for the tests of the keeper."""
     from keep_cases import World
 
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    return World(config, spark)
+    return World(altered(config, archive={"trigger_s": 1}), spark)
 
 
 @pytest.fixture(scope="session")
@@ -241,3 +263,57 @@ def kept(database: str) -> Iterator[PostgresKeptOrders]:
     with PostgresKeptOrders.installed(database) as views:
         views.reset(1)
         yield views
+
+
+@pytest.fixture
+def orders(config: Config, database: str) -> Iterator[Orders]:
+    """A log of orders, and their views, which the test itself keeps."""
+    from everstate.serving.pool import close_pools
+    from kit.view_postgres import PostgresKeptOrders
+    from reading_cases import PARTITIONS, Orders
+
+    views = {"dsn": database, "schema_name": PostgresKeptOrders.schema_name}
+    with PostgresKeptOrders.installed(database) as kept:
+        yield Orders(altered(config, log={"partitions": PARTITIONS}, views=views), kept)
+    close_pools()
+
+
+@pytest.fixture
+def store(config: Config) -> Iterator[EntityStore]:
+    """The installed store of the entity type of the stores' contract."""
+    from everstate.sources.stores.postgres import EntityStore
+    from everstate.testing.store_contract import ORDER
+
+    with EntityStore(config, ORDER) as made:
+        made.install()
+        yield made
+
+
+@pytest.fixture
+def control(world: World) -> Iterator[Control]:
+    """The registry of the world's views."""
+    from everstate.views.control import Control
+
+    with psycopg.connect(world.config.views_dsn, autocommit=True) as connection:
+        yield Control(connection, world.config.views.schema_name)
+
+
+@pytest.fixture
+def service(config: Config) -> Iterator[psycopg.Connection[Any]]:
+    """A connection of the service that emits facts; its tables and its outbox are made."""
+    from outbox_service import make_service
+
+    make_service(config.store_dsn)
+    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def shop(
+    stack: RunningStack, spark: SparkSession, topic_prefix: str, tmp_path: Path
+) -> Iterator[Shop]:
+    """A changelog of orders, and an archive of its own."""
+    from archive_cases import open_shop
+
+    with open_shop(stack.config, spark, topic_prefix, tmp_path) as made:
+        yield made

@@ -34,13 +34,13 @@ from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.stores import (
     JoinTables,
     PostgresViewStore,
+    ViewTables,
     close_store,
-    core_tables,
-    view_tables,
 )
 from everstate.views.tables import Core, HistoryTable, KeptTable, physical
 from everstate.views.trailing import trail_range
 from everstate.views.versions import registered
+from kit.view_postgres import core_tables
 
 SCHEMA = "kinds"
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -192,7 +192,7 @@ class KeptKinds:
         with psycopg.connect(dsn, autocommit=True, options="-c TimeZone=UTC") as connection:
             control = Control(connection, SCHEMA)
             control.install()
-            tables, plans = view_tables(control), dict[str, list[ViewPlan]]()
+            tables, plans = ViewTables(control), dict[str, list[ViewPlan]]()
             for name, entity_type in entity_types.items():
                 plans[name] = [HistoryPlan.of(name), *tabled(views, name)]
                 with connection.transaction():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 
 from everstate.config import Config
 from everstate.log.positions import Offsets, partition_count
 from everstate.log.topics import Topics
+from kit.waiting import until
 
 
 def grow(config: Config, topic: str, partitions: int) -> None:
@@ -18,10 +20,7 @@ def grow(config: Config, topic: str, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": config.bootstrap_servers})
     for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
         future.result(30)
-    deadline = time.monotonic() + 30
-    while partition_count(admin, topic) < partitions:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: partition_count(admin, topic) >= partitions, 30, 0.02)
     with Offsets(config) as offsets:
         offsets.beginnings([topic])
 
@@ -46,3 +45,14 @@ def lose_records(monkeypatch: pytest.MonkeyPatch, config: Config, *names: str) -
         return {**identities(self, wanted), **{n: known[n] for n in wanted if n in known}}
 
     monkeypatch.setattr(Topics, "identities", as_before)
+
+
+def forget(config: Config, topic: str, before: Mapping[int, int] | None = None) -> None:
+    """Let the log delete what is before these offsets, as retention does; without them: all."""
+    if before is None:
+        with Offsets(config) as offsets:
+            before = {part: end for (_, part), end in offsets.stable_ends([topic]).items()}
+    admin = AdminClient({"bootstrap.servers": config.bootstrap_servers})
+    cut = [TopicPartition(topic, part, offset) for part, offset in before.items()]
+    for deleted in admin.delete_records(cut).values():
+        deleted.result(30)

@@ -375,6 +375,34 @@ class World:
                     else:
                         connection.commit()
 
+    def unseen(self, count: int) -> None:
+        """Run statements that change rows without row events, each in its own transaction.
+
+        The first tables are left as they are: their raw rows alone are compared, too.
+        """
+        for _ in range(count):
+            table = self._chance.choice(self.captured[self.sure :])
+            name = self.database.name(table.name)
+            if table.form == "parted":
+                part = self.database.name(f"{table.entity}_{self._chance.randrange(2)}")
+                statements = [f"TRUNCATE {part}"]
+            else:
+                loose = [each for each in table.columns if not each.is_required]
+                if not loose:
+                    continue
+                column = self._chance.choice(loose)
+                quoted_name = self.database.name(column.name)
+                default = column.kind.values(self._chance)
+                statements = [
+                    f"ALTER TABLE {name} DROP COLUMN {quoted_name}, "
+                    f"ADD COLUMN {quoted_name} {column.kind.type} NULL DEFAULT {default}",
+                    *self.database.extra(table),
+                ]
+            with self.database.connect() as connection, connection.cursor() as cursor:
+                for statement in statements:
+                    self._run(cursor, statement)
+                connection.commit()
+
     def finish(self) -> None:
         """Write the row of the last table."""
         with self.database.connect() as connection, connection.cursor() as cursor:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from everstate.app import App
-from everstate.changes import Change, ChangeCodec, Kind, new_change_id
+from everstate.changes import Change, ChangeCodec
 from everstate.config import Config
 from everstate.errors import InvalidChange
 from everstate.log.consumer import Consumer
@@ -22,10 +21,9 @@ from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames, Topics
 from everstate.views.core import apply_range
 from hand_archive import HandArchive
-from kit.settings import altered
+from kit.changes import change_of
 from kit.view_orders import ORDER, START, TELLER, VIEWS, Logged, ViewedOrder, planned
 from kit.view_postgres import PostgresKeptOrders
-from running_stack import RunningStack
 
 PARTITIONS = 3
 
@@ -36,16 +34,6 @@ def orders_app(*, history: bool = True) -> App:
     for plan in VIEWS:
         app.view(plan.name, sql=plan.sql)
     return app
-
-
-def orders_config(stack: RunningStack, dsn: str, prefix: str, folder: Path) -> Config:
-    """The settings of one test: a log, a database and a lake of its own."""
-    return altered(
-        stack.config,
-        log={"prefix": prefix, "partitions": PARTITIONS},
-        views={"dsn": dsn, "schema_name": PostgresKeptOrders.schema_name},
-        archive={"path": str(folder / "lake")},
-    )
 
 
 @dataclass
@@ -72,23 +60,10 @@ class Orders:
         """The next change of an order; without fields it is deleted."""
         version, before = self.versions.get(key, (0, None))
         now = ViewedOrder(order_id=key, **fields) if fields else None
-        kind = Kind.CREATED if before is None else Kind.UPDATED
         self.versions[key] = (version + 1, now)
-        made: Change[Any] = Change(
-            id=new_change_id(),
-            entity="order",
-            schema_version=1,
-            key=key,
-            version=version + 1,
-            kind=Kind.DELETED if now is None else kind,
-            occurred_at=START,
-            recorded_at=START + timedelta(minutes=1),
-            provenance=TELLER,
-            current=now,
-            original=before,
-        )
-        encoded, value, headers = self.codec.encode(made)
-        return OutRecord(self.topic, encoded, value, headers)
+        times = {"occurred_at": START, "recorded_at": START + timedelta(minutes=1)}
+        made = change_of("order", key, version + 1, now, before, who=TELLER, **times)
+        return OutRecord(self.topic, *self.codec.encode(made))
 
     def send(self, *records: OutRecord) -> None:
         with self._sending:

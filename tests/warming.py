@@ -15,9 +15,7 @@ from everstate.config import Config, load
 from everstate.local import Stack
 from everstate.local.artifacts import (
     Artifact,
-    cassandra_artifacts,
-    connect_artifacts,
-    kafka_artifacts,
+    artifacts_of,
     obtain,
 )
 from everstate.local.class_archive import class_archive_options
@@ -38,10 +36,10 @@ def missing(config: Config, kind: str, artifacts: Sequence[Artifact]) -> bool:
 
 def warm_servers(config: Config) -> None:
     """Start and stop Kafka, Connect and, on its Java, Cassandra, where an archive is missing."""
-    connect = tuple(dict.fromkeys((*kafka_artifacts(), *connect_artifacts())))
-    wanted = missing(config, "kafka", kafka_artifacts()) or missing(config, "connect", connect)
+    connect = tuple(dict.fromkeys((*artifacts_of("kafka"), *artifacts_of("connect"))))
+    wanted = missing(config, "kafka", artifacts_of("kafka")) or missing(config, "connect", connect)
     if find_jvm().major == CASSANDRA_JAVA:
-        wanted = wanted or missing(config, "cassandra", cassandra_artifacts())
+        wanted = wanted or missing(config, "cassandra", artifacts_of("cassandra"))
         config = altered(config, cassandra={"local": True})
     if wanted:
         Stack(config, also=("connect",)).start()

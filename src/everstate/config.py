@@ -285,6 +285,9 @@ class CaptureConfig(Section):
     heartbeat_s: float = Field(default=5, gt=0)
     """How often a capture writes a heartbeat into the captured database. It lets an idle database
     delete old log files, and shows how far the capture lags."""
+    deletes_max_percent: int = Field(default=50, ge=0, le=100)
+    """Largest share of a table's entities that a snapshot deletes because their rows are gone. If
+    more are gone, none is deleted, and ``cdc status`` shows the command that deletes them."""
 
 
 class Config(BaseSettings):

@@ -9,10 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from capture_cases import (
+    CONNECTED,
     PostgresSource,
     Source,
     Writer,
-    capture_config,
     capture_of,
     eventually,
     make_tables,
@@ -29,6 +29,8 @@ from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.snapshots import snapshot
+
+pytestmark = CONNECTED
 
 ENTITY_OF = {"customers": "customer", "orders": "order", "notes": "note"}
 
@@ -74,11 +76,6 @@ def source(request: pytest.FixtureRequest) -> Iterator[Source]:
         yield PostgresSource(request.getfixturevalue("database"))
     else:
         yield from maria_source(request.getfixturevalue("mariadb"))
-
-
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
 
 
 def cleaner(config: Config, capturing: Capturing) -> Cleaner:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import create_model
 
-from capture_cases import PostgresSource, capture_config, eventually
+from capture_cases import CONNECTED, PostgresSource, eventually
 from clean_role import CleanRole, broken_laws, changelog
 from everstate.app import App
 from everstate.config import Config
@@ -23,6 +23,8 @@ from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
 from tiers import counted
+
+pytestmark = CONNECTED
 
 SCALE = counted(1, full=10)
 """The full run loads about as many rows as the Sakila example database has: 47,000."""
@@ -140,11 +142,6 @@ def rows(source: PostgresSource, table: str) -> dict[str, dict[str, Any]]:
 
 def cleaner(config: Config, app: App) -> Cleaner:
     return Cleaner(config, cleaning_of(config, app, "shop"))
-
-
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
 
 
 @pytest.mark.timeout(600)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from capture_cases import capture_config, eventually, maria_source, raw_records
+from capture_cases import LOSING, eventually, maria_source, raw_records
 from clean_cases import CONFIG, Numbered
 from clean_role import CleanRole, broken_laws, changelog
 from everstate.app import App
@@ -45,9 +45,13 @@ from random_tables import (
 )
 from tiers import TIER, counted
 
+pytestmark = LOSING
+
 SEED = int(os.environ.get("FAULT_SEED") or (time.time_ns() % 2**32 if TIER.is_full else 44))
 TABLES, ROWS, TRANSACTIONS = counted(10, full=40), 4, counted(15, full=250)
 ROUNDS: list[DatabaseKind] = ["postgresql", "postgresql", "postgresql", "postgresql", "mariadb"]
+UNSEEN = counted(3, full=12)
+"""Statements that change rows without row events, each time."""
 KINDS = counted(ROUNDS[:1], full=ROUNDS)
 SHOWN = 20
 
@@ -78,11 +82,6 @@ PLANTED: dict[str, Callable[[Message], Message | None]] = {
     "a row that gives nothing": _nothing,
 }
 """Defects that a capture might have, planted into the rows of the first table."""
-
-
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
 
 
 @contextmanager
@@ -122,6 +121,7 @@ def test_entities_of_random_tables_equal_their_rows_value_by_value_through_a_kil
             # A connector that is killed earlier takes its first snapshot again.
             assert eventually(lambda: streams(capturing), 90, every_s=1.0), capturing.status()
             world.write(TRANSACTIONS)
+            world.unseen(UNSEEN)
             if number % 2:
                 role.end()
                 killed_role(config, seed, database, dsn, world)
@@ -131,10 +131,15 @@ def test_entities_of_random_tables_equal_their_rows_value_by_value_through_a_kil
                 world.write(TRANSACTIONS)
                 connect.servers.start()
             world.write(TRANSACTIONS)
+            world.unseen(UNSEEN)
             world.plant()
             world.finish()
             found = eventually(lambda: bool(changelog(config, MARKER)), 240, every_s=1.0)
             assert found, (capturing.status(), read_balance(config, app.capture_of("shop")))
+            # What changed without row events is read again; what may be gone is reported.
+            if any("--new-epoch" in each for each in capturing.status().problems):
+                capturing.begin_epoch()
+            eventually(lambda: not unequal(config, app, world), 180, every_s=5.0)
             wrong = unequal(config, app, world)
             records = list(raw_records(config))
         finally:

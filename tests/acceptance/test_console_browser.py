@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -83,10 +83,8 @@ def opened(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
         lambda asked: None if asked.url.startswith(address) else faults.append(asked.url),
     )
     page.set_default_timeout(20_000)
-    try:
+    with closing(context):
         yield page
-    finally:
-        context.close()
     assert faults == []
 
 

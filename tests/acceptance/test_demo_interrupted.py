@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from kit.waiting import until
 from processes_seen import named
 
 DEMO = [sys.executable, "-m", "everstate.cli", "demo"]
@@ -43,7 +42,7 @@ def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
         assert process.poll() is None, said.read_text()
         return re.search(r"store [\d,]+, log", said.read_text()) is not None
 
-    wait_for(flights_are_played)
+    until(flights_are_played)
     assert named(started, "java") != []
     os.killpg(process.pid, signal.SIGINT)
     code = process.wait(120)
@@ -51,10 +50,3 @@ def test_ctrl_c_stops_everything_that_was_started(tmp_path: Path) -> None:
     assert "Traceback" not in said.read_text()
     _, left = psutil.wait_procs(list(started), timeout=10)
     assert left == []
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

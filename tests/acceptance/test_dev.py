@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ import pytest
 from everstate.config import load
 from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
+from kit.waiting import until
 from running_stack import RunningStack
 
 _PATIENCE_S = 400.0
@@ -28,10 +28,7 @@ _PATIENCE_S = 400.0
 
 
 def wait_until(condition: Callable[[], object], what: str, about: Callable[[], str]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}\n{about()}"
-        time.sleep(0.5)
+    until(condition, _PATIENCE_S, 0.5, what=lambda: f"{what}\n{about()}")
 
 
 @dataclass

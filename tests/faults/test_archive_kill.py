@@ -13,30 +13,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from archive_cases import Shop, change, open_shop
+from archive_cases import Shop, change
 from everstate.archive import ArchiveReader, table_path
 from everstate.errors import ArchiveFull, PipelineError
 from everstate.pipeline.archiving.audit import audit
 from java_settings import both_compilers
 from kit.settings import altered
+from kit.waiting import until
 from tiers import kills
 
 HERE = Path(__file__).parent
 KILLS = kills(2, full=20)
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
 MOMENTS = random.Random(SEED)
-
-
-@pytest.fixture
-def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
-    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
-        yield shop
 
 
 class Child:
@@ -81,9 +75,7 @@ def uncommitted(shop: Shop) -> set[str]:
 def between_write_and_commit(shop: Shop) -> None:
     """Return in the moment when rows are written and not yet committed."""
     old = uncommitted(shop)
-    deadline = time.monotonic() + 60
-    while not uncommitted(shop) - old:
-        assert time.monotonic() < deadline, "no such moment came"
+    until(lambda: uncommitted(shop) - old, 60, 0, what=lambda: "no such moment came")
 
 
 def at_a_random_moment(shop: Shop) -> None:
@@ -195,22 +187,15 @@ def test_a_full_disk_is_told_nothing_is_half_done_and_work_goes_on_when_there_is
     with caplog.at_level(logging.WARNING, "everstate.archive"):
         runner.start()
         try:
-            wait_for(lambda: "the disk is full" in caplog.text)
+            until(lambda: "the disk is full" in caplog.text)
             limited.give_room()
-            wait_for(lambda: ArchiveReader(shop.config, "order").counts().rows == 920)
+            until(lambda: ArchiveReader(shop.config, "order").counts().rows == 920)
         finally:
             stop.set()
             runner.join(60)
     report = audit(shop.spark, shop.config, "order", against_log=True)
     assert report.problems == []
     assert report.rows == 920
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_sparks_error_of_a_full_disk_is_ours() -> None:

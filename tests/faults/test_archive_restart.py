@@ -7,16 +7,12 @@ again at the earliest offset, with the number that it thinks is next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from fault_harness import archive_problems, read_lake, read_log
-from pyspark.sql import SparkSession
 
-from archive_cases import ORDER, Shop, open_shop
+from archive_cases import ORDER, Shop
 from everstate.archive import Commit
 from everstate.errors import ArchiveError, Fenced
 from everstate.pipeline.archiving.archiver import Archiver
@@ -24,11 +20,10 @@ from everstate.pipeline.archiving.audit import audit
 
 
 @pytest.fixture
-def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
-    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
-        shop.write_orders(keys=12, versions=1)
-        shop.archiver().step()
-        yield shop
+def shop(shop: Shop) -> Shop:
+    shop.write_orders(keys=12, versions=1)
+    shop.archiver().step()
+    return shop
 
 
 class LostPosition(Archiver):

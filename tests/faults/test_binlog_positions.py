@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 from test_capture_kill import streams
 
-from capture_cases import MariaSource, capture_config, eventually, maria_source, raw_count
+from capture_cases import CONNECTED, MariaSource, eventually, maria_source, raw_count, removed
 from clean_role import CleanRole, broken_laws, changelog
 from everstate.app import App
 from everstate.config import Config
@@ -27,6 +27,8 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import Cleaning, cleaning_of
 from tiers import counted
 
+pytestmark = CONNECTED
+
 ROWS = counted(20_000, full=60_000)
 PARTS = 500
 SWITCH = "SET GLOBAL binlog_legacy_event_pos = "
@@ -37,11 +39,6 @@ class Item(BaseModel):
 
     id: int
     note: str
-
-
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
 
 
 @pytest.fixture
@@ -168,7 +165,7 @@ def test_a_binlog_that_loses_its_positions_stops_cleaning_before_a_row_is_skippe
     capturing = capture(config, app)
     capturing.add()
     cleaning: Callable[[], Cleaning] = lambda: cleaning_of(config, app, "shop")  # noqa: E731
-    try:
+    with removed(capturing):
         source.run(f"{SWITCH}OFF")
         write(source, 2_000)
         role = CleanRole(lambda: Cleaner(config, cleaning(), session=lambda: spark))
@@ -189,7 +186,5 @@ def test_a_binlog_that_loses_its_positions_stops_cleaning_before_a_row_is_skippe
         source.run("UPDATE items SET note = 'b'", "UPDATE items SET note = 'c' WHERE id > 500")
         assert eventually(lambda: in_log(config) == in_tables(source), 60, every_s=2.0)
         role.end()
-    finally:
-        capturing.remove(drop=True, topics=True)
     for name in ("item", "part"):
         assert broken_laws(changelog(config, name)) == []

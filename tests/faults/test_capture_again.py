@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from test_capture_kill import shop, streams
 
-from capture_cases import PostgresSource, capture_config, eventually
+from capture_cases import LOSING, PostgresSource, eventually
 from clean_role import CleanRole, broken_laws, changelog
 from everstate.app import App
 from everstate.config import Config
@@ -21,10 +21,7 @@ from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
 
-
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
+pytestmark = LOSING
 
 
 def without_position(capturing: Capturing, change: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
-from capture_cases import PostgresSource, capture_config, eventually, raw_count
+from capture_cases import CONNECTED, PostgresSource, eventually, raw_count
 from clean_role import CleanRole, broken_laws, changelog
 from everstate.app import App
 from everstate.config import Config
@@ -22,6 +22,8 @@ from everstate.log.topics import Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
+
+pytestmark = CONNECTED
 
 TABLES = ("items", "lines")
 ROWS, LINES = 30_000, 10_000
@@ -63,11 +65,6 @@ def copy(source: PostgresSource) -> None:
 
 
 WAYS = {"inside a transaction": (insert, ROWS + LINES + 1000), "inside a COPY": (copy, ROWS)}
-
-
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
 
 
 @pytest.mark.full

@@ -9,23 +9,18 @@ import random
 import shutil
 import signal
 import threading
-import time
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clean_cases import ITEM, Database, broken_laws, capture_of
-from everstate.changes import ChangeCodec
+from clean_cases import DSN, ITEM, Database, Made, broken_laws, capture_of
+from clean_role import changelog
 from everstate.config import Config
-from everstate.log.consumer import Consumer
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.cleaning import Cleaning
-from kit.settings import altered
-from running_stack import RunningStack
+from kit.waiting import until
 from tiers import kills
 
 KILLS = kills(2, full=20)
@@ -33,8 +28,6 @@ WRITES = 400
 PATIENCE_S = 90.0
 
 
-DSN = "postgresql://nobody@localhost/shop"
-"""Of a database that nobody connects to: the capture is ours, with one raw log."""
 LOGS = {"one raw log": DSN, **({"a topic per table": None} if KILLS > 2 else {})}
 
 
@@ -58,39 +51,15 @@ def kill(process: BaseProcess) -> None:
     process.join(30)
 
 
-class Step:
-    """A change that was read, as the checker wants it."""
-
-    def __init__(self, change: Any) -> None:
-        self.key, self.version, self.kind, self.step = change.key, change.version, change.kind, self
-        self.current = None if change.current is None else json.dumps(change.current)
-        self.original = None if change.original is None else json.dumps(change.original)
-
-
-def changes(config: Config) -> list[Any]:
-    codec = ChangeCodec(ITEM)
-    topic = TopicNames(config.log.prefix).changes("item")
-    with Consumer(config) as consumer:
-        return [codec.decode(r.value) for r in consumer.read_topic(topic) if r.value]
-
-
 @pytest.mark.full
+@pytest.mark.settings(log={"partitions": 3}, topics=["item"], database=False)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("dsn", LOGS.values(), ids=LOGS.keys())
-def test_c10_a_killed_clean_role_loses_and_doubles_nothing(
-    stack: RunningStack, topic_prefix: str, tmp_path: Path, dsn: str | None
-) -> None:
-    config = altered(
-        stack.config, log={"prefix": topic_prefix, "partitions": 3}, project={"data_dir": tmp_path}
-    )
-    names, database, seed = (
-        TopicNames(topic_prefix),
-        Database("debezium, default"),
-        random.Random(7),
-    )
+def test_c10_a_killed_clean_role_loses_and_doubles_nothing(config: Config, dsn: str | None) -> None:
+    names, seed = TopicNames(config.log.prefix), random.Random(7)
+    database = Database("debezium, default")
     raw = names.raw("shop", "item") if dsn is None else names.raw_prefix("shop")
     with Topics(config) as topics:
-        topics.ensure(["item"])
         topics.ensure_raw([raw], partitions=3 if dsn is None else 1, settings={})
     process, cleaned = start(config, dsn), 0
     with Producer(config) as producer:
@@ -106,23 +75,15 @@ def test_c10_a_killed_clean_role_loses_and_doubles_nothing(
             producer.flush()
             if turn < KILLS:
                 aim = cleaned + WRITES / 4
-                _until(lambda aim=aim: len(changes(config)) > aim)
+                until(lambda aim=aim: len(changelog(config, "item")) > aim)
                 kill(process)
-                cleaned = len(changes(config))
+                cleaned = len(changelog(config, "item"))
                 if turn % 2:
-                    shutil.rmtree(tmp_path / "clean")
+                    shutil.rmtree(config.project.data_dir / "clean")
                 process = start(config, dsn)
     wanted = sum(map(len, database.history.values()))
-    _until(lambda: len(changes(config)) >= wanted)
-    found = changes(config)
+    until(lambda: len(changelog(config, "item")) >= wanted)
+    found = changelog(config, "item")
     kill(process)
-    steps: list[Any] = [Step(change) for change in found]
-    assert broken_laws(steps, database.history) == []
-    assert len({change.id for change in found}) == len(found) == wanted
-
-
-def _until(done: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, "it did not come so far in time"
-        time.sleep(0.2)
+    assert broken_laws(map(Made.of_message, found), database.history) == []
+    assert len({change["id"] for change in found}) == len(found) == wanted

@@ -19,7 +19,6 @@ import pytest
 
 import command_cases as bank
 from everstate.config import Config
-from everstate.log.topics import Topics
 from everstate.sources.commands import CommandClient, CommandHandler, Outcome
 from everstate.testing.command_checker import (
     CommandReport,
@@ -27,23 +26,16 @@ from everstate.testing.command_checker import (
     check_commands,
     read_command_log,
 )
-from kit.settings import altered
+from kit.settings import commanding
 from tiers import kills
+
+pytestmark = commanding(bank.ENTITY)
 
 KILLS = kills(2, full=50)
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
 KEYS = 15
 CLIENTS = 4
 HERE = Path(__file__).parent
-
-
-@pytest.fixture
-def config(stack: Any, topic_prefix: str, tmp_path: Path) -> Config:
-    made = bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5)
-    made = altered(made, project={"data_dir": tmp_path / ".everstate"})
-    with Topics(made) as topics:
-        topics.ensure_commands([bank.ENTITY])
-    return made
 
 
 def start_handler(config: Config, point: str = "", defect: str = "") -> subprocess.Popen[bytes]:

@@ -11,21 +11,15 @@ from test_commands_kill import Load, progress
 
 import command_cases as bank
 from everstate.config import Config
-from everstate.log.topics import Topics
 from everstate.sources.commands import CommandHandler
 from everstate.testing.command_checker import check_commands, read_command_log
+from kit.settings import commanding
 from running_stack import RunningStack
 from tiers import counted
 
+pytestmark = commanding(bank.ENTITY)
+
 AWAY_S = counted(3.0, full=20.0)
-
-
-@pytest.fixture
-def config(stack: RunningStack, topic_prefix: str) -> Config:
-    made = bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5)
-    with Topics(made) as topics:
-        topics.ensure_commands([bank.ENTITY])
-    return made
 
 
 @pytest.mark.full

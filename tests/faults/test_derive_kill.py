@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,13 @@ from confluent_kafka import TopicPartition
 from derive_child import Crate, app, derivation
 from pyspark.sql import SparkSession
 
-from everstate.changes import Change, ChangeCodec, Kind, Provenance, new_change_id
-from everstate.config import Config, load
+from everstate.changes import ChangeCodec, Provenance
+from everstate.config import Config
 from everstate.log.producer import Producer
 from everstate.pipeline.derive.deriver import Deriver
 from everstate.pipeline.keeping.keep import Keeper
-from running_stack import RunningStack
+from kit.changes import change_of
+from kit.waiting import started, until
 from tiers import kills
 
 KILLS = kills(2, full=10)
@@ -44,20 +44,11 @@ WHO = Provenance(api_version="v1", service_name="faults", identifier="load")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Read = list[tuple[int, bytes | None, bytes | None, dict[str, bytes]]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 40 * KILLS)]
-
-
-@pytest.fixture
-def config(
-    stack_config: Config, stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Config:
-    return load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 2},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
+pytestmark = [
+    pytest.mark.settings(log={"partitions": 2}, archive={"trigger_s": 1}),
+    pytest.mark.slow,
+    pytest.mark.timeout(120 + 40 * KILLS),
+]
 
 
 class Load:
@@ -78,21 +69,8 @@ class Load:
         )
         if before is not None and self._random.random() < 0.1:
             after = None
-        kind = Kind.DELETED if after is None else Kind.CREATED if before is None else Kind.UPDATED
         self._states[key] = (version + 1, after)
-        change: Change[Any] = Change(
-            id=new_change_id(),
-            entity="crate",
-            schema_version=1,
-            key=key,
-            version=version + 1,
-            kind=kind,
-            occurred_at=NOW,
-            recorded_at=NOW,
-            provenance=WHO,
-            current=after,
-            original=before,
-        )
+        change = change_of("crate", key, version + 1, after, before, who=WHO, at=NOW)
         return self._codec.encode(change)
 
     def run(self, stop: threading.Event) -> None:
@@ -201,15 +179,8 @@ def test_whatever_is_killed_each_accepted_change_is_in_the_topic_once(
     ended = threading.Event()
     load_of_changes = threading.Thread(target=Load(config).run, args=(ended,))
     load_of_changes.start()
-    script = str(Path(__file__).with_name("derive_child.py"))
+    start = partial(started, Path(__file__).with_name("derive_child.py"), config)
     topic = f"{config.log.prefix}.derived.crate_patches.v1"
-
-    def start() -> subprocess.Popen[bytes]:
-        child = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE)
-        assert child.stdin is not None
-        child.stdin.write(config.model_dump_json().encode())
-        child.stdin.close()
-        return child
 
     for _ in range(KILLS):
         child = start()
@@ -220,11 +191,8 @@ def test_whatever_is_killed_each_accepted_change_is_in_the_topic_once(
     ended.set()
     load_of_changes.join(30)
     child = start()
-    deadline = time.monotonic() + 90
     time.sleep(3)
-    while behind(config):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    until(lambda: not behind(config), 90, 0.3)
     child.kill()
     child.wait()
     log = read(config, f"{config.log.prefix}.crate.changes.g1")

@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,11 +47,8 @@ pytestmark = [
 
 @pytest.fixture
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("faults"))
-    try:
+    with closing(Rig(tmp_path_factory.mktemp("faults"))) as rig:
         yield rig
-    finally:
-        rig.close()
 
 
 def wait(seconds_max: float) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres, pytest.
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KindsUnderFault]:
     in_all = KILLS * len(counted(WAYS, full=AIMED))
     project = KindsUnderFault(tmp_path_factory.mktemp("kinds"), Random(SEED), kills=in_all)
-    try:
+    with closing(project):
         project.start()
         project.send()
         project.settle()
         yield project
-    finally:
-        project.close()
 
 
 @pytest.mark.full

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import confluent_kafka
 import psycopg
@@ -22,14 +20,16 @@ from fault_app import ENTITY, app, one_write
 from fault_harness import Seen, problems, read_log, read_state, read_topic
 from pyspark.sql import SparkSession
 
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.log.positions import Offsets
-from everstate.log.topics import Topics
+from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.archiving.archiver import Archiver
 from everstate.pipeline.keeping.dead import DeadLetterSender
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.sources.outbox import Relay
 from everstate.sources.stores.postgres import EntityStore
+
+pytestmark = pytest.mark.settings(log={"partitions": 2}, topics=[ENTITY])
 
 WRITES = 150
 
@@ -97,22 +97,7 @@ class Project:
 
 
 @pytest.fixture
-def project(
-    stack_config: Config,
-    stack: Any,
-    spark: SparkSession,
-    topic_prefix: str,
-    database: str,
-    tmp_path: Path,
-) -> Project:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 2},
-        store={"dsn": database},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
-    with Topics(config) as topics:
-        topics.ensure([ENTITY])
+def project(config: Config, spark: SparkSession) -> Project:
     project = Project(config, spark)
     project.write()
     log, _ = read_log(config)
@@ -122,14 +107,11 @@ def project(
     return project
 
 
+@pytest.mark.settings(log={"partitions": 1}, topics=[ENTITY])
 def test_what_was_committed_is_read_though_its_marker_comes_later(
-    stack: Any, topic_prefix: str, tmp_path: Path
+    config: Config, topic_prefix: str
 ) -> None:
-    log = {"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 1}
-    config = load(tmp_path, log=log)
-    with Topics(config) as topics:
-        topics.ensure([ENTITY])
-        topic = topics.names.changes(ENTITY)
+    topic = TopicNames(topic_prefix).changes(ENTITY)
     address = {"bootstrap.servers": config.bootstrap_servers}
     producer = confluent_kafka.Producer({**address, "transactional.id": topic_prefix})
     producer.init_transactions(30)

@@ -20,10 +20,15 @@ import pytest
 
 from everstate.config import Config
 from everstate.log.positions import Offsets
-from everstate.log.topics import TopicNames, Topics
+from everstate.log.topics import TopicNames
 from everstate.sources.outbox import Relay
-from outbox_service import CLICK, PURCHASE, make_service, problems, transact
+from outbox_service import CLICK, PURCHASE, problems, transact
 from tiers import counted, kills
+
+pytestmark = [
+    pytest.mark.settings(topics=["purchase", "click"]),
+    pytest.mark.usefixtures("service"),
+]
 
 KILLS = kills(2, full=20)
 WRITERS = 4
@@ -54,14 +59,6 @@ print("running", flush=True)
 with Relay(config, [PURCHASE, CLICK]) as relay:
     relay.run(threading.Event())
 """
-
-
-@pytest.fixture
-def config(config: Config, database: str) -> Config:
-    with Topics(config) as topics:
-        topics.ensure(["purchase", "click"])
-    make_service(database)
-    return config
 
 
 def start_relay(config: Config, point: str = "") -> subprocess.Popen[str]:

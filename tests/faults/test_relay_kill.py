@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -20,13 +19,14 @@ import pytest
 
 from everstate.config import Config
 from everstate.errors import NotFound
-from everstate.log.topics import Topics
 from everstate.sources.outbox import Relay
 from everstate.sources.outbox.marks import read_status
 from everstate.sources.stores.postgres import EntityStore
 from everstate.testing.log_checker import check_log
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 from tiers import kills
+
+pytestmark = pytest.mark.settings(topics=[ORDER.name])
 
 KILLS = kills(2, full=20)
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
@@ -55,20 +55,6 @@ print("running", flush=True)
 with Relay(config, [ORDER]) as relay:
     relay.run(threading.Event())
 """
-
-
-@pytest.fixture
-def config(config: Config) -> Config:
-    with Topics(config) as topics:
-        topics.ensure([ORDER.name])
-    return config
-
-
-@pytest.fixture
-def store(config: Config) -> Iterator[EntityStore]:
-    with EntityStore(config, ORDER) as store:
-        store.install()
-        yield store
 
 
 def start_relay(config: Config, point: str = "") -> subprocess.Popen[str]:

@@ -20,7 +20,7 @@ from test_binlog_positions import shop as maria_shop
 from test_capture_again import in_log, in_tables
 from test_capture_kill import shop, streams
 
-from capture_cases import MariaSource, PostgresSource, capture_config, eventually
+from capture_cases import LOSING, MariaSource, PostgresSource, eventually
 from clean_role import CleanRole, broken_laws, changelog
 from everstate.app import App
 from everstate.config import Config, load
@@ -32,6 +32,8 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.replaced import known_standing
 from everstate.sources.cdc.restarting import Restarter
+
+pytestmark = LOSING
 
 
 class Server:
@@ -75,11 +77,6 @@ def server(
         yield made, made.start()
     finally:
         made.stack.stop()
-
-
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
 
 
 class Rig:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,13 @@ import pytest
 from pyspark.sql import SparkSession
 from throttle_child import Crate, app
 
-from everstate.changes import Change, ChangeCodec, Kind, Provenance, new_change_id
-from everstate.config import Config, load
+from everstate.changes import ChangeCodec, Provenance
+from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.producer import Producer
 from everstate.pipeline.keeping.keep import Keeper
-from running_stack import RunningStack
+from kit.changes import change_of
+from kit.waiting import started, until
 from tiers import kills
 
 KILLS = kills(2, full=10)
@@ -41,20 +41,11 @@ WHO = {
     for name in ("importer", "desk")
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 40 * KILLS)]
-
-
-@pytest.fixture
-def config(
-    stack_config: Config, stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Config:
-    return load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 2},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
+pytestmark = [
+    pytest.mark.settings(log={"partitions": 2}, archive={"trigger_s": 1}),
+    pytest.mark.slow,
+    pytest.mark.timeout(120 + 40 * KILLS),
+]
 
 
 def load_changes(config: Config, stop: threading.Event) -> None:
@@ -71,23 +62,10 @@ def load_changes(config: Config, stop: threading.Event) -> None:
                 after: Crate | None = Crate(crate_id=key, place=place, weight=weight)
                 if before is not None and rng.random() < 0.1:
                     after = None
-                kind = Kind.CREATED if before is None else Kind.UPDATED
                 states[key] = (version + 1, after)
-                change: Change[Any] = Change(
-                    id=new_change_id(),
-                    entity="crate",
-                    schema_version=1,
-                    key=key,
-                    version=version + 1,
-                    kind=Kind.DELETED if after is None else kind,
-                    occurred_at=NOW,
-                    recorded_at=NOW,
-                    provenance=WHO["importer" if rng.random() < 0.8 else "desk"],
-                    current=after,
-                    original=before,
-                )
-                record = codec.encode(change)
-                producer.send_raw(topic, *record)
+                who = WHO["importer" if rng.random() < 0.8 else "desk"]
+                change = change_of("crate", key, version + 1, after, before, who=who, at=NOW)
+                producer.send_raw(topic, *codec.encode(change))
             producer.flush(30)
             stop.wait(0.02)
 
@@ -148,20 +126,9 @@ def test_whatever_is_killed_each_throttled_change_is_taken_once(
     keeping = threading.Thread(target=keeper.run, args=(stop,))
     sender.start()
     keeping.start()
-    script = str(Path(__file__).with_name("throttle_child.py"))
-
-    def start() -> subprocess.Popen[bytes]:
-        child = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE)
-        assert child.stdin is not None
-        child.stdin.write(config.model_dump_json().encode())
-        child.stdin.close()
-        return child
-
+    start = partial(started, Path(__file__).with_name("throttle_child.py"), config)
     # The first job of a Spark that has just started takes longer than all kills together.
-    begun = time.monotonic()
-    while left(config) == 0:
-        assert time.monotonic() < begun + 90, "nothing waits"
-        time.sleep(0.2)
+    until(lambda: left(config), 90, 0.2, what=lambda: "nothing waits")
     waited = 0
     for _ in range(KILLS):
         child = start()

@@ -18,10 +18,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import psutil
 import psycopg
@@ -29,7 +27,7 @@ import pytest
 from fault_rig import kill_family, left_after
 from pydantic import BaseModel
 
-from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance
+from everstate.changes import ChangeCodec, EntityType, Provenance
 from everstate.config import Config, load
 from everstate.local import Stack
 from everstate.log.producer import Producer
@@ -37,6 +35,7 @@ from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.views.changing import ask_undo, drop
 from everstate.views.control import Control
+from kit.changes import change_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -145,21 +144,9 @@ class Shop:
                     | {"code": rng.choice(("7", "seven"))}
                     | {"number": "three" if model is Worded else rng.randrange(3)}
                 )
-                old, now = self.states.get(key), datetime.now(UTC)
                 self.versions[key] += 1
-                change = Change(
-                    id=uuid4(),
-                    entity="sale",
-                    schema_version=1,
-                    key=key,
-                    version=self.versions[key],
-                    kind=Kind.CREATED if old is None else Kind.UPDATED,
-                    occurred_at=now,
-                    recorded_at=now,
-                    provenance=DESK,
-                    current=new,
-                    original=old,
-                )
+                old, version = self.states.get(key), self.versions[key]
+                change = change_of("sale", key, version, new, old, who=DESK)
                 producer.send_many([OutRecord(topic, *CODECS[model].encode(change))])
                 producer.flush(30)
                 self.states[key] = new

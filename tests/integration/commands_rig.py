@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from datetime import UTC, datetime
 from everstate.app import App
 from everstate.config import Config
 from everstate.sources.commands import CommandHandler, ProcessRunner
+from kit.waiting import until
 
 PATIENCE_S = 60.0
 
@@ -51,11 +51,3 @@ def running(
 def owned(handler: CommandHandler) -> list[tuple[str, int]]:
     """Partitions that a handler has opened."""
     return list(handler.work.owned)
-
-
-def until(done: Callable[[], bool]) -> None:
-    """Wait for something to become true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)

@@ -10,18 +10,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count
-from time import monotonic, sleep
 from typing import Annotated, Any
 
 import psycopg
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 from psycopg import sql
 from pydantic import BaseModel, Field
 from pyspark.sql import SparkSession
 
 from everstate.app import App
-from everstate.changes import Change, ChangeCodec, Kind, Provenance, new_change_id
+from everstate.changes import ChangeCodec, Provenance
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
@@ -35,6 +32,9 @@ from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.keeping.trail import Trailer
 from everstate.pipeline.proof.verify import verify_views
 from everstate.pipeline.reports import ViewReport
+from everstate.testing.log_checker import read_topic
+from kit.changes import change_of
+from log_cases import forget
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 HOW = "SELECT version, status, published FROM view WHERE name = 'by_country' ORDER BY version"
@@ -121,23 +121,12 @@ class World:
 
     def change(self, key: str, order: BaseModel | None) -> OutRecord:
         version, before = self.states.get(key, (0, None))
-        kind = Kind.CREATED if before is None else Kind.UPDATED
         self.states[key] = (version + 1, order)
-        made: Change[Any] = Change(
-            id=new_change_id(),
-            entity=self.entity,
-            schema_version=1,
-            key=key,
-            version=version + 1,
-            kind=Kind.DELETED if order is None else kind,
-            occurred_at=NOW + timedelta(hours=self.occurred_hours),
-            recorded_at=NOW,
-            provenance=self.who,
-            current=order,
-            original=before,
+        occurred = NOW + timedelta(hours=self.occurred_hours)
+        made = change_of(
+            self.entity, key, version + 1, order, before, who=self.who, at=NOW, occurred_at=occurred
         )
-        encoded, value, headers = self.codec.encode(made)
-        return OutRecord(self.topic, encoded, value, headers)
+        return OutRecord(self.topic, *self.codec.encode(made))
 
     def put(self, key: str, country: str | None, amount: str, parts: int = 1) -> OutRecord:
         order = Order(order_id=key, country=country, amount=Decimal(amount), parts=parts)
@@ -157,10 +146,7 @@ class World:
 
     def forget(self, offsets: dict[int, int]) -> None:
         """Let the log delete what lies before these offsets, as its retention does."""
-        admin = AdminClient({"bootstrap.servers": self.config.bootstrap_servers})
-        before = [TopicPartition(self.topic, p, offset) for p, offset in offsets.items()]
-        for deleted in admin.delete_records(before).values():
-            deleted.result(30)
+        forget(self.config, self.topic, offsets)
 
     def ends(self) -> dict[int, int]:
         """Where each partition of the log ends."""
@@ -169,14 +155,8 @@ class World:
         return {partition: end for (_, partition), end in found.items()}
 
     def letters(self) -> list[Record]:
-        """The dead letters; a committed one is readable some milliseconds later."""
-        topic, deadline = TopicNames(self.config.log.prefix).dead(self.entity), monotonic() + 30
-        with Offsets(self.config) as offsets:
-            while offsets.stable_ends([topic]) != offsets.high_watermarks([topic]):
-                assert monotonic() < deadline, "the newest commit is not readable"
-                sleep(0.01)
-        with Consumer(self.config) as consumer:
-            return list(consumer.read_topic(topic))
+        """The dead letters."""
+        return read_topic(self.config, TopicNames(self.config.log.prefix).dead(self.entity))
 
     def wrong(self) -> list[str]:
         """Tables that are not what a plain fold of the log comes to; no Spark has a part in it.

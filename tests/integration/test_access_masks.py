@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,10 +19,7 @@ from everstate.api.application import create_api
 from everstate.api_config import ApiConfig
 from everstate.errors import InvalidConfig
 from everstate.http.masks import MASKED
-from everstate.serving.pool import close_pools
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import Orders, orders_config
-from running_stack import RunningStack
+from reading_cases import Orders
 
 SEES, DOES_NOT, WRITES = "who sees all", "who does not see all", "who writes only"
 PLANTED = ("planted-north", "planted-south", "918273.64")
@@ -32,30 +28,24 @@ MASKED_CALLER = {"Authorization": f"Bearer {DOES_NOT}"}
 
 
 @pytest.fixture
-def orders(
-    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Iterator[Orders]:
+def orders(orders: Orders) -> Orders:
     """An order `k1` with planted values, in the store, in the log and in the views."""
-    with PostgresKeptOrders.installed(database) as kept:
-        config = orders_config(stack, database, topic_prefix, tmp_path)
-        tokens = {
-            "sees": caller_entry(SEES),
-            "masked": caller_entry(DOES_NOT, permissions={"*": ("read", "write", "operate")}),
-            "writes": caller_entry(WRITES, permissions={"*": ("write",)}),
-        }
-        api = ApiConfig(port=0, tokens=tokens, masks={"order": ("region", "amount")})
-        store = config.store.model_copy(update={"dsn": database})
-        made = Orders(config.model_copy(update={"api": api, "store": store}), kept)
-        made.send(
-            made.change("k1", region=PLANTED[0], amount=Decimal(PLANTED[2]), quantity=1),
-            made.change("k1", region=PLANTED[1], amount=Decimal(PLANTED[2]), quantity=2),
-            made.change("k2", region=PLANTED[0], quantity=1),
-            made.change("k2"),
-            made.change("k3", region="elsewhere", quantity=5),
-        )
-        made.keep()
-        yield made
-    close_pools()
+    tokens = {
+        "sees": caller_entry(SEES),
+        "masked": caller_entry(DOES_NOT, permissions={"*": ("read", "write", "operate")}),
+        "writes": caller_entry(WRITES, permissions={"*": ("write",)}),
+    }
+    api = ApiConfig(port=0, tokens=tokens, masks={"order": ("region", "amount")})
+    orders.config = orders.config.model_copy(update={"api": api})
+    orders.send(
+        orders.change("k1", region=PLANTED[0], amount=Decimal(PLANTED[2]), quantity=1),
+        orders.change("k1", region=PLANTED[1], amount=Decimal(PLANTED[2]), quantity=2),
+        orders.change("k2", region=PLANTED[0], quantity=1),
+        orders.change("k2"),
+        orders.change("k3", region="elsewhere", quantity=5),
+    )
+    orders.keep()
+    return orders
 
 
 @contextmanager

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pyspark.sql import SparkSession
 
-from archive_cases import Shop, change, open_shop
+from archive_cases import Shop, change
 from everstate.archive import ArchiveLog, Ledger, table_path
 from everstate.archive.sums import summed
 from everstate.log.record import OutRecord
 from everstate.pipeline.archiving.audit import AuditReport, audit
-
-
-@pytest.fixture
-def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
-    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
-        yield shop
 
 
 def run(shop: Shop, *, against_log: bool = False) -> AuditReport:

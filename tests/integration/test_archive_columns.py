@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel, Field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from archive_cases import ORDER, Order, Shop, change, open_shop
+from archive_cases import ORDER, Order, Shop, change
 from everstate.archive import table_path
 from everstate.changes import ChangeCodec, EntityType
 from everstate.errors import ArchiveError
@@ -24,12 +23,6 @@ from everstate.pipeline.archiving.reparse import reparse
 from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.parse import parse
 from everstate.pipeline.spark.source import SOURCE_SCHEMA
-
-
-@pytest.fixture
-def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
-    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
-        yield shop
 
 
 def run(shop: Shop, entity_type: EntityType = ORDER, *, against_log: bool = False) -> AuditReport:

@@ -7,17 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import orjson
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from archive_cases import ORDER, Order, Shop, change, open_shop
+from archive_cases import ORDER, Order, Shop, change
 from everstate import App
 from everstate.archive import ArchiveLog, ArchiveReader
 from everstate.archive.sums import sums_name
@@ -32,17 +28,12 @@ from everstate.pipeline.archiving.reparse import reparse
 from everstate.pipeline.archiving.replay import replay
 from everstate.pipeline.spark.archived import read_archive, read_archived
 from everstate.pipeline.spark.session import spark_errors
+from log_cases import forget
 from tiers import counted
 
 shop_app = App("shop")
 shop_app.entity("order", key="order_id")(Order)
 FLIPS = counted(12, full=300)
-
-
-@pytest.fixture
-def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
-    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
-        yield shop
 
 
 def filled(shop: Shop) -> list[Path]:
@@ -245,10 +236,7 @@ def test_a_repair_that_was_killed_goes_on(shop: Shop, monkeypatch: pytest.Monkey
 
 def test_nothing_is_changed_when_the_log_lacks_a_record(shop: Shop) -> None:
     files = filled(shop)
-    before = [TopicPartition(shop.topic, partition, 2) for partition in range(3)]
-    admin = AdminClient({"bootstrap.servers": shop.config.bootstrap_servers})
-    for deleted in admin.delete_records(before).values():
-        deleted.result(10)
+    forget(shop.config, shop.topic, dict.fromkeys(range(3), 2))
     version = ArchiveLog(shop.config, "order").version()
     oldest = min(files, key=lambda each: each.stat().st_mtime_ns)
     with flipped(oldest, 600):

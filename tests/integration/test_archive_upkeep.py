@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from archive_cases import ORDER, Shop, change, open_shop
+from archive_cases import ORDER, Shop, change
 from everstate.archive import ArchiveReader, table_path
 from everstate.archive.sums import summed
 from everstate.changes import Kind
@@ -26,12 +24,6 @@ from everstate.pipeline.archiving.audit import audit
 from everstate.pipeline.archiving.compact import compact
 from everstate.pipeline.archiving.replay import replay
 from everstate.pipeline.archiving.selection import Selection, replay_to_topic
-
-
-@pytest.fixture
-def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
-    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
-        yield shop
 
 
 def digest(shop: Shop, topic: str) -> list[str]:

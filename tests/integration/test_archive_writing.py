@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
-from archive_cases import ORDER, Shop, change, open_shop
+from archive_cases import ORDER, Shop, change
 from everstate.archive import ArchiveLog, ArchiveReader, Ledger, table_path
 from everstate.changes import Kind
 from everstate.errors import (
@@ -27,13 +26,7 @@ from everstate.errors import (
 from everstate.log.consumer import Consumer
 from everstate.log.record import OutRecord, Record
 from everstate.pipeline.archiving.audit import audit
-from log_cases import grow, lose_records
-
-
-@pytest.fixture
-def shop(stack: Any, spark: SparkSession, topic_prefix: str, tmp_path: Path) -> Iterator[Shop]:
-    with open_shop(stack.config, spark, topic_prefix, tmp_path) as shop:
-        yield shop
+from log_cases import forget, grow, lose_records
 
 
 def archived(shop: Shop) -> list[dict[str, Any]]:
@@ -155,16 +148,11 @@ def test_c8_a_topic_made_again_is_refused(shop: Shop) -> None:
 
 
 def test_c8_offsets_that_were_deleted_before_they_were_read_are_data_loss(shop: Shop) -> None:
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient
-
     shop.write_orders(keys=30, versions=1)
     shop.archiver().step()
     shop.write_orders(keys=30, versions=1, first=2)
-    admin = AdminClient({"bootstrap.servers": shop.config.bootstrap_servers})
     end = shop.offsets.stable_ends([shop.topic])[shop.topic, 0]
-    for deleted in admin.delete_records([TopicPartition(shop.topic, 0, end - 1)]).values():
-        deleted.result(30)
+    forget(shop.config, shop.topic, {0: end - 1})
     assert shop.offsets.beginnings([shop.topic])[shop.topic, 0] == end - 1
     with pytest.raises(DataLoss, match="no record was skipped"):
         shop.archiver().step()

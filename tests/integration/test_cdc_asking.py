@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from capture_cases import LONG, UNAVAILABLE, PostgresSource, capture_config, eventually
+from capture_cases import CONNECTED, LONG, UNAVAILABLE, PostgresSource, eventually, removed
+from clean_role import changelog, newest, running
 from everstate.app import App
-from everstate.cli.roles import run_clean
 from everstate.config import Config
 from everstate.declarations.captures import Table
-from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.holding import read_held
+from everstate.testing.log_checker import read_topic
+
+pytestmark = CONNECTED
 
 NOTES, READINGS = 40, 10
 
@@ -58,11 +58,6 @@ def app_of(dsn: str) -> App:
 
 
 @pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
-
-
-@pytest.fixture
 def source(database: str) -> PostgresSource:
     """Rows that were there before the capture, with columns that are kept outside the row."""
     found = PostgresSource(database)
@@ -83,45 +78,8 @@ def source(database: str) -> PostgresSource:
 @pytest.fixture
 def capturing(config: Config, source: PostgresSource) -> Iterator[Capturing]:
     found = Capturing(config, app_of(source.dsn).capture_of("shop"), local=True)
-    try:
+    with removed(found):
         yield found
-    finally:
-        found.remove(drop=True, topics=True)
-
-
-@contextmanager
-def clean_role(config: Config, app: App) -> Iterator[None]:
-    """The clean role as `everstate run` has it."""
-    stop, failed = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            run_clean(config, app, stop)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="clean role")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed, failed
-
-
-def records(config: Config, topic: str) -> list[dict[str, Any]]:
-    with Consumer(config) as consumer:
-        return [json.loads(r.value) for r in consumer.read_topic(topic) if r.value is not None]
-
-
-def changes(config: Config, entity: str) -> list[dict[str, Any]]:
-    return records(config, TopicNames(config.log.prefix).changes(entity))
-
-
-def latest(config: Config, entity: str) -> dict[str, dict[str, Any]]:
-    states = {c["key"]: c["currentEntityState"] for c in changes(config, entity)}
-    return {key: state for key, state in states.items() if state is not None}
 
 
 def rows(source: PostgresSource) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -163,14 +121,14 @@ def test_rows_of_unknown_state_become_whole_with_nobody_doing_anything(
     with Topics(config) as topics:
         topics.ensure(app.entities)
     capturing.add(snapshot=False)
-    with clean_role(config, app):
+    with running(config, app):
         source.run("UPDATE notes SET title = 'new'", "UPDATE readings SET level = 1")
         source.run("UPDATE notes SET title = 'newer' WHERE id <= 10")
         source.run("DELETE FROM notes WHERE id = 11", "UPDATE notes SET id = 1012 WHERE id = 12")
         notes, readings = rows(source)
 
         def is_there() -> bool:
-            return (latest(config, "note"), latest(config, "reading")) == (notes, readings)
+            return (newest(config, "note"), newest(config, "reading")) == (notes, readings)
 
         assert eventually(is_there, 60, every_s=1.0), read_held(config, "shop")
         assert eventually(lambda: read_held(config, "shop") == [], 10)
@@ -178,9 +136,10 @@ def test_rows_of_unknown_state_become_whole_with_nobody_doing_anything(
         notes, readings = rows(source)
         assert eventually(is_there, 30, every_s=1.0)
     assert read_held(config, "shop") == []
-    raw = json.dumps(records(config, TopicNames(config.log.prefix).raw_prefix("shop")))
+    topic = TopicNames(config.log.prefix).raw_prefix("shop")
+    raw = b" ".join(record.value or b"" for record in read_topic(config, topic)).decode()
     assert raw.count(json.dumps(UNAVAILABLE)) > NOTES, "the source did not tell them whole"
     for entity in ("note", "reading"):
-        found = changes(config, entity)
+        found = changelog(config, entity)
         assert broken_laws(found) == []
         assert json.dumps(UNAVAILABLE)[1:-1] not in json.dumps(found), "nothing is invented"

@@ -337,6 +337,121 @@ def test_a_table_that_alter_table_gave_a_captured_name_is_noticed_and_put_right(
         capturing.remove(drop=True, topics=True)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_what_the_connector_does_not_see_or_cannot_read_is_told_and_put_right(
+    connect: RunningStack, topic_prefix: str, maria: MariaSource, spark: SparkSession
+) -> None:
+    """What a session may do whatever the settings of the server are."""
+    config = capture_config(connect.config, topic_prefix)
+    maria.run("CREATE TABLE items (id int PRIMARY KEY, a int, b int)")
+    maria.run("INSERT INTO items VALUES (1, 1, 2)")
+    app = App("shop")
+    app.entity("item", key="id", source="capture")(Pair)
+    table = f"{maria.schema}.items"
+    app.capture("shop", kind="mariadb", dsn=maria.dsn, tables={table: Table(entity="item")})
+    capture = app.capture_of("shop")
+    capturing = Capturing(config, capture, local=True, entities=app.entities)
+    (restarter,) = restarters_of({"shop": capture}, {}, lambda: config)
+    with Topics(config) as topics:
+        topics.ensure(app.entities)
+
+    def newest() -> dict[int, tuple[int, int]]:
+        found = {each["key"]: each["currentEntityState"] for each in changelog(config, "item")}
+        return {each["id"]: (each["a"], each["b"]) for each in found.values() if each}
+
+    def told() -> str:
+        restarter.step()
+        status = capturing.status()
+        return str([*status.problems, status.reason if status.task == "FAILED" else ""])
+
+    def heals(rows: dict[int, tuple[int, int]], problem: str) -> None:
+        command = "`everstate cdc snapshot shop --new-epoch`"
+        assert eventually(lambda: bool(re.search(f"{problem}.*{command}", told())), 60), told()
+        capturing.begin_epoch()
+        assert eventually(lambda: newest() == rows, 60), (newest(), told())
+        assert eventually(lambda: capturing.status().well, 30), told()
+
+    xa = ("XA START 'x'", "INSERT INTO items VALUES ({}, 5, 6)", "XA END 'x'", "XA PREPARE 'x'")
+    image = "SET SESSION binlog_row_image = {}".format
+    try:
+        capturing.add()
+        role = CleanRole(lambda: Cleaner(config, cleaning_of(config, app, "shop")))
+        maria.run(*(each.format(2) for each in xa), "XA COMMIT 'x'")
+        assert eventually(lambda: newest() == {1: (1, 2), 2: (5, 6)}, 90), "cleaning runs"
+        maria.run("INSERT INTO items VALUES (5, 3, 4)")
+        assert eventually(lambda: 5 in newest(), 60), "rows after it are published too"
+        maria.run("SET SESSION binlog_format = STATEMENT", "INSERT INTO items VALUES (3, 7, 8)")
+        rows = {1: (1, 2), 2: (5, 6), 5: (3, 4), 3: (7, 8)}
+        heals(rows, f"{table}: a session wrote in the format STATEMENT")
+        maria.run(*(each.format(4) for each in xa), "XA ROLLBACK 'x'")
+        assert eventually(lambda: 4 in newest(), 60), "it is in the log when it is prepared"
+        heals(rows, f"{table}: an XA transaction that was prepared was rolled back")
+        maria.run(image("MINIMAL"), "UPDATE items SET a = 9 WHERE id = 1", image("FULL"))
+        rows[1] = (9, 2)
+        heals(rows, "binlog_row_image was not FULL")
+        role.end()
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_table_that_the_connector_does_not_see_right_is_left_out_and_the_others_go_on(
+    connect: RunningStack, topic_prefix: str, maria: MariaSource
+) -> None:
+    config = capture_config(connect.config, topic_prefix)
+    maria.run(*(f"CREATE TABLE {t} (id int PRIMARY KEY, a int, b int)" for t in ("items", "rest")))
+    maria.run("INSERT INTO items VALUES (1, 1, 2)")
+    app = App("shop")
+    for name in ("item", "rest"):
+        app.entity(name, key="id", source="capture")(Pair)
+    items, rest = f"{maria.schema}.items", f"{maria.schema}.rest"
+    tables = {items: Table(entity="item"), rest: Table(entity="rest")}
+    app.capture("shop", kind="mariadb", dsn=maria.dsn, tables=tables)
+    capture = app.capture_of("shop")
+    capturing = Capturing(config, capture, local=True, entities=app.entities)
+    (restarter,) = restarters_of({"shop": capture}, {}, lambda: config)
+
+    def read(table: str) -> dict[int, tuple[int, int]]:
+        messages = [json.loads(record.value or b"{}") for _, record in raw_records(config)]
+        found = [each["after"] for each in messages if each.get("after")
+                 and f"{maria.schema}.{each['source']['table']}" == table]  # fmt: skip
+        return {each["id"]: (each["a"], each["b"]) for each in found}
+
+    def arrives(table: str, key: int, row: tuple[int, int]) -> bool:
+        return eventually(lambda: read(table).get(key) == row, 60)
+
+    def is_left_out() -> bool:
+        capturing.nudge()
+        restarter.step()
+        problems = capturing.status().problems
+        return [each.startswith(f"{items}: it is left out") for each in problems] == [True]
+
+    insert = "INSERT INTO {} (id, a, b) VALUES ({}, 5, 6)".format
+    image = "SET SESSION binlog_row_image = {}".format
+    breaks = {
+        "binlog_row_image": (image("MINIMAL"), "UPDATE items SET a = 9", image("FULL")),
+        "columns": ("ALTER TABLE items CHANGE a b int, CHANGE b a int",),
+    }
+    try:
+        capturing.add()
+        for key, (reason, statements) in enumerate(breaks.items(), 2):
+            maria.run(*statements, insert("items", key), insert("rest", key))
+            assert eventually(is_left_out, 90), capturing.status()
+            (problem,) = capturing.status().problems
+            assert reason in problem
+            maria.run(f"UPDATE rest SET a = 7 WHERE id = {key}")
+            assert arrives(rest, key, (7, 6))
+            assert capturing.status().reads
+            capturing.begin_epoch()
+            assert arrives(items, key, (5, 6))
+            assert eventually(lambda: capturing.status().well, 30), capturing.status()
+        assert read(items)[1] == (2, 9)
+    finally:
+        capturing.remove(drop=True, topics=True)
+
+
 TYPES = """bool; boolean; tinyint unsigned; int1; int2 unsigned; middleint; int4; int8; dec unsigned
 integer zerofill; dec(9,2); fixed; real; double precision unsigned; float(7,4)
 bit(7); mediumtext; date; time(3); datetime(6); year; timestamp NULL; datetime DEFAULT now()

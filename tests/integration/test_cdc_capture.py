@@ -19,11 +19,11 @@ import pytest
 from pydantic import BaseModel, Field, NaiveDatetime
 
 from capture_cases import (
+    CONNECTED,
     LONG,
     UNAVAILABLE,
     PostgresSource,
     Source,
-    capture_config,
     capture_of,
     eventually,
     make_tables,
@@ -31,6 +31,7 @@ from capture_cases import (
     raw_count,
     raw_records,
     raw_rows,
+    removed,
     settled,
     table_rows,
     without_nulls,
@@ -51,7 +52,10 @@ from everstate.sources.cdc.restarting import Restarter
 from everstate.sources.cdc.snapshots import signal_keys, snapshot
 from everstate.sources.cdc.status import CaptureStatus
 
+pytestmark = CONNECTED
+
 KINDS = ("postgresql", "mariadb")
+OF_POSTGRES = pytest.mark.parametrize("source", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(params=KINDS)
@@ -64,20 +68,11 @@ def source(request: pytest.FixtureRequest) -> Iterator[Source]:
 
 
 @pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    """The running servers, and topics of this test's own."""
-    return capture_config(connect.config, topic_prefix)
-
-
-@pytest.fixture
 def capturing(config: Config, source: Source) -> Iterator[Capturing]:
     """A capture of the three tables, removed with all that it made."""
     make_tables(source)
-    capturing = Capturing(config, capture_of(source), local=True)
-    try:
+    with removed(Capturing(config, capture_of(source), local=True)) as capturing:
         yield capturing
-    finally:
-        capturing.remove(drop=True, topics=True)
 
 
 def is_near(status: CaptureStatus) -> bool:
@@ -196,8 +191,7 @@ def test_values_that_postgres_does_not_tell_are_told_from_those_that_look_like_i
         name="shop", kind="postgresql", dsn=source.dsn, tables={"public.notes": table}
     )
     entity = EntityType("note", Note, "id")
-    capturing = Capturing(config, capture, local=True, entities={"note": entity})
-    try:
+    with removed(Capturing(config, capture, local=True, entities={"note": entity})) as capturing:
         capturing.add()
         source.run(
             "UPDATE notes SET title = 'b'",
@@ -211,8 +205,6 @@ def test_values_that_postgres_does_not_tell_are_told_from_those_that_look_like_i
         assert eventually(lambda: raw_count(config, "notes") == 8, 60)
         reader = RawReader(capture, {"note": entity})
         records = [record for _, record in raw_records(config)]
-    finally:
-        capturing.remove(drop=True, topics=True)
     read = [reader.read("", r.key, r.value)[0] for r in records]
     rows = [row for row in read if isinstance(row, CleanRow)]
     assert [row.key for row in rows] == ["1", "1", "1", "2"], read
@@ -342,96 +334,81 @@ def test_a_connector_that_failed_is_started_again_and_reads_what_it_missed(
     assert not restarter.step()
 
 
-def test_a_connector_is_not_started_again_behind_a_hole(config: Config, database: str) -> None:
-    source = PostgresSource(database)
-    make_tables(source)
-    capturing = Capturing(config, capture_of(source), local=True)
+@OF_POSTGRES
+def test_a_connector_is_not_started_again_behind_a_hole(
+    config: Config, source: Source, capturing: Capturing
+) -> None:
     capturing.add()
-    try:
-        source.run("INSERT INTO notes (id, title) VALUES (1, 'a')")
-        assert eventually(lambda: bool(capturing.status().position), 30)
-        assert config.capture.connect_url is not None
-        Connect(config.capture.connect_url).stop(capturing.names.connector)
-        assert eventually(lambda: capturing.status().connected is False, 30)
-        source.run(f"SELECT pg_drop_replication_slot('{capturing.names.identifier}')")
-        for way in (capturing.restart_failed, capturing.resume, capturing.add):
-            with pytest.raises(CaptureFailed, match="there is no slot") as error:
-                way()
-            assert "--new-epoch" in str(error.value.advice)
-        assert "--new-epoch" in str(capturing.status().reason)
-        capturing.begin_epoch()
-        assert settled(config, source) == without_nulls(table_rows(source))
-        assert eventually(lambda: capturing.status().snapshot == "COMPLETED", 30)
-        assert capturing.status().reason is None, "that was no interrupted snapshot"
-    finally:
-        capturing.remove(drop=True, topics=True)
+    source.run("INSERT INTO notes (id, title) VALUES (1, 'a')")
+    assert eventually(lambda: bool(capturing.status().position), 30)
+    assert config.capture.connect_url is not None
+    Connect(config.capture.connect_url).stop(capturing.names.connector)
+    assert eventually(lambda: capturing.status().connected is False, 30)
+    source.run(f"SELECT pg_drop_replication_slot('{capturing.names.identifier}')")
+    for way in (capturing.restart_failed, capturing.resume, capturing.add):
+        with pytest.raises(CaptureFailed, match="there is no slot") as error:
+            way()
+        assert "--new-epoch" in str(error.value.advice)
+    assert "--new-epoch" in str(capturing.status().reason)
+    capturing.begin_epoch()
+    assert settled(config, source) == without_nulls(table_rows(source))
+    assert eventually(lambda: capturing.status().snapshot == "COMPLETED", 30)
+    assert capturing.status().reason is None, "that was no interrupted snapshot"
 
 
+@OF_POSTGRES
 def test_changes_that_another_session_took_from_the_slot_are_told_and_read_again(
-    config: Config, database: str
+    config: Config, database: str, source: Source, capturing: Capturing
 ) -> None:
     """It reads the slot beside an open transaction, so that the slot is not even quite moved on."""
-    source = PostgresSource(database)
-    make_tables(source)
-    capturing = Capturing(config, capture_of(source), local=True)
     name = capturing.names.identifier
     capturing.add()
-    try:
-        source.run("INSERT INTO notes (id, title) VALUES (1, 'a'), (2, 'b')")
-        assert settled(config, source) == without_nulls(table_rows(source))
-        assert config.capture.connect_url is not None
-        for _ in range(3):
-            # A connector that is stopped in its heartbeats has no hole.
-            Connect(config.capture.connect_url).stop(capturing.names.connector)
-            assert eventually(lambda: capturing.status().connected is False, 30)
-            assert "another session" not in str(capturing.status().reason)
-            capturing.resume()
-            assert eventually(lambda: capturing.status().connected is True, 30)
+    source.run("INSERT INTO notes (id, title) VALUES (1, 'a'), (2, 'b')")
+    assert settled(config, source) == without_nulls(table_rows(source))
+    assert config.capture.connect_url is not None
+    for _ in range(3):
+        # A connector that is stopped in its heartbeats has no hole.
         Connect(config.capture.connect_url).stop(capturing.names.connector)
         assert eventually(lambda: capturing.status().connected is False, 30)
-        with psycopg.connect(database) as beside:
-            beside.execute("INSERT INTO notes (id, title) VALUES (3, 'c')")
-            source.run(
-                "UPDATE notes SET title = 'z' WHERE id = 1", "DELETE FROM notes WHERE id = 2"
-            )
-            source.rows(
-                f"SELECT count(*) FROM pg_logical_slot_get_binary_changes('{name}', NULL, NULL, "
-                f"'proto_version', '1', 'publication_names', '{name}')"
-            )
-        for way in (capturing.resume, capturing.add):
-            with pytest.raises(CaptureFailed, match="another session read the slot"):
-                way()
-        assert "another session read the slot" in str(capturing.status().reason)
-        capturing.begin_epoch()
-        source.run("INSERT INTO notes (id, title) VALUES (4, 'd')")
-        assert eventually(lambda: raw_rows(config)["notes"].keys() >= set("134"), 30)
-        assert raw_rows(config)["notes"]["1"]["title"] == "z"
-    finally:
-        capturing.remove(drop=True, topics=True)
+        assert "another session" not in str(capturing.status().reason)
+        capturing.resume()
+        assert eventually(lambda: capturing.status().connected is True, 30)
+    Connect(config.capture.connect_url).stop(capturing.names.connector)
+    assert eventually(lambda: capturing.status().connected is False, 30)
+    with psycopg.connect(database) as beside:
+        beside.execute("INSERT INTO notes (id, title) VALUES (3, 'c')")
+        source.run("UPDATE notes SET title = 'z' WHERE id = 1", "DELETE FROM notes WHERE id = 2")
+        source.rows(
+            f"SELECT count(*) FROM pg_logical_slot_get_binary_changes('{name}', NULL, NULL, "
+            f"'proto_version', '1', 'publication_names', '{name}')"
+        )
+    for way in (capturing.resume, capturing.add):
+        with pytest.raises(CaptureFailed, match="another session read the slot"):
+            way()
+    assert "another session read the slot" in str(capturing.status().reason)
+    capturing.begin_epoch()
+    source.run("INSERT INTO notes (id, title) VALUES (4, 'd')")
+    assert eventually(lambda: raw_rows(config)["notes"].keys() >= set("134"), 30)
+    assert raw_rows(config)["notes"]["1"]["title"] == "z"
 
 
+@OF_POSTGRES
 def test_a_slot_that_waits_for_a_prepared_transaction_is_not_connected_and_names_it(
-    config: Config, database: str
+    config: Config, database: str, source: Source, capturing: Capturing
 ) -> None:
-    source = PostgresSource(database)
-    make_tables(source)
-    capturing = Capturing(config, capture_of(source), local=True)
-    try:
-        with psycopg.connect(database, autocommit=True) as other:
-            other.execute("BEGIN")
-            other.execute("INSERT INTO notes (id, title) VALUES (1, 'a')")
-            other.execute("PREPARE TRANSACTION 'for''gotten'")
-            waits = "waits for the prepared transaction 'for''gotten'"
-            with pytest.raises(Unavailable, match=waits):
-                capturing.add(wait_s=5)
-            status = capturing.status()
-            assert (status.connected, status.reads) == (False, False)
-            assert "`ROLLBACK PREPARED 'for''gotten';`" in str(status.reason)
-            capturing.remove(drop=True)
-            with pytest.raises(Unavailable, match=waits):
-                capturing.add(wait_s=5)
-            other.execute("COMMIT PREPARED 'for''gotten'")
-        assert eventually(lambda: capturing.status().well, 60), capturing.status()
-        assert settled(config, source) == without_nulls(table_rows(source))
-    finally:
-        capturing.remove(drop=True, topics=True)
+    with psycopg.connect(database, autocommit=True) as other:
+        other.execute("BEGIN")
+        other.execute("INSERT INTO notes (id, title) VALUES (1, 'a')")
+        other.execute("PREPARE TRANSACTION 'for''gotten'")
+        waits = "waits for the prepared transaction 'for''gotten'"
+        with pytest.raises(Unavailable, match=waits):
+            capturing.add(wait_s=5)
+        status = capturing.status()
+        assert (status.connected, status.reads) == (False, False)
+        assert "`ROLLBACK PREPARED 'for''gotten';`" in str(status.reason)
+        capturing.remove(drop=True)
+        with pytest.raises(Unavailable, match=waits):
+            capturing.add(wait_s=5)
+        other.execute("COMMIT PREPARED 'for''gotten'")
+    assert eventually(lambda: capturing.status().well, 60), capturing.status()
+    assert settled(config, source) == without_nulls(table_rows(source))

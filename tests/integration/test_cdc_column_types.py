@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from capture_cases import PostgresSource, capture_config, eventually, raw_records
+from capture_cases import CONNECTED, PostgresSource, eventually, raw_records, removed
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Table
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.placeholders import OWN_SETTING, placeholder_of
-from running_stack import RunningStack
+
+pytestmark = CONNECTED
 
 
 class Row(BaseModel):
@@ -94,11 +95,6 @@ NULLS = {"event.converting.failure.handling.mode": "warn"}
 
 
 @pytest.fixture
-def config(connect: RunningStack, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
-
-
-@pytest.fixture
 def tables(database: str) -> tuple[PostgresSource, dict[str, str]]:
     """A table for each type; table → type."""
     source = PostgresSource(database)
@@ -139,12 +135,10 @@ class Values:
         """After an update of another column."""
 
     def take(self) -> None:
-        try:
+        with removed(self._capturing):
             self._capturing.add(wait_s=120.0)
             self._source.run(*(f"UPDATE {table} SET n = n + 1" for table in self._tables))
             assert eventually(self._has_all, 120, every_s=1.0), self._capturing.status().reason
-        finally:
-            self._capturing.remove(drop=True, topics=True)
 
     def _has_all(self) -> bool:
         for table, record in raw_records(self._config, self._capturing.capture.name):

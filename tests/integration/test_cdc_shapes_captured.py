@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -17,26 +15,28 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from capture_cases import (
+    CONNECTED,
     MariaSource,
     PostgresSource,
-    capture_config,
     eventually,
     maria_source,
     raw_records,
+    removed,
 )
+from clean_role import newest, running
 from everstate.app import App
 from everstate.cli import cli
-from everstate.cli.roles import run_clean
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed, InvalidCapture
-from everstate.log.consumer import Consumer
-from everstate.log.topics import TopicNames, Topics
+from everstate.log.topics import Topics
 from everstate.sources.cdc import halted
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.rest import Connect
 from everstate.sources.cdc.snapshots import snapshot
 from running_stack import RunningStack
+
+pytestmark = CONNECTED
 
 
 class Reading(BaseModel):
@@ -108,11 +108,6 @@ def app_of(dsn: str) -> App:
 
 
 @pytest.fixture
-def config(connect: RunningStack, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
-
-
-@pytest.fixture
 def source(database: str) -> PostgresSource:
     found = PostgresSource(database)
     found.run(
@@ -145,10 +140,8 @@ def source(database: str) -> PostgresSource:
 def capturing(config: Config, source: PostgresSource) -> Iterator[Capturing]:
     app = app_of(source.dsn)
     found = Capturing(config, app.capture_of("shop"), local=True, entities=app.entities)
-    try:
+    with removed(found):
         yield found
-    finally:
-        found.remove(drop=True, topics=True)
 
 
 @pytest.fixture
@@ -156,37 +149,9 @@ def maria(mariadb: str) -> Iterator[MariaSource]:
     yield from maria_source(mariadb)
 
 
-@contextmanager
-def clean_role(config: Config, app: App, given: Config) -> Iterator[None]:
-    """The clean role as `everstate run` has it."""
-    stop, failed = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            run_clean(config, app, stop, given=given)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="clean role")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed, failed
-
-
 def states(config: Config) -> dict[str, dict[str, Any]]:
     """Entity type → key → state, as the changelog says."""
-    found: dict[str, dict[str, Any]] = {}
-    with Consumer(config) as consumer:
-        for name in ORACLE:
-            topic = TopicNames(config.log.prefix).changes(name)
-            changes = [json.loads(r.value or b"") for r in consumer.read_topic(topic)]
-            latest = {c["key"]: c["currentEntityState"] for c in changes}
-            found[name] = {key: state for key, state in latest.items() if state is not None}
-    return found
+    return {name: newest(config, name) for name in ORACLE}
 
 
 def rows(source: PostgresSource) -> dict[str, dict[str, Any]]:
@@ -263,7 +228,7 @@ def test_every_shape_of_a_table_comes_to_its_rows_also_when_connect_is_killed(
     assert "the local connect crashed" in told.output
     assert "`everstate run` restarts it" in told.output
 
-    with clean_role(config, app, connect.given):
+    with running(config, app, given=connect.given):
         assert eventually(lambda: capturing.status().well, 90), capturing.status()
         wanted = rows(source)
         assert eventually(lambda: states(config) == wanted, 60, every_s=1.0), states(config)

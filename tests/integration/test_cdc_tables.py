@@ -326,8 +326,9 @@ def test_a_table_that_lost_its_key_can_be_written_again_after_the_capture_is_rem
     with pytest.raises(psycopg.Error, match="does not have a replica identity"):
         change_every_row(source)
     with capturing.database() as database:
-        (step,) = database.release()
+        step, slot = database.release()
     assert step.what.startswith("table public.t of publication")
+    assert slot.done == "kept"
     change_every_row(source)
     source.run("ALTER TABLE t ADD PRIMARY KEY (id)")
     assert publish(capturing) == ["changed"]

@@ -11,14 +11,15 @@ import pytest
 from pydantic import create_model
 
 from capture_cases import (
+    CONNECTED,
     MariaSource,
     PostgresSource,
     Source,
-    capture_config,
     eventually,
     maria_source,
     raw_count,
     raw_records,
+    removed,
 )
 from column_table import MARIADB, NULL, POSTGRES, REFUSED, Column
 from everstate.changes import EntityType
@@ -30,6 +31,8 @@ from everstate.sources.cdc.convert import may_have_java_names
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.quick import QuickReader
 from everstate.sources.cdc.reading import RawReader, RefusedRow
+
+pytestmark = CONNECTED
 
 TABLES = {"postgresql": POSTGRES, "mariadb": MARIADB}
 
@@ -49,12 +52,6 @@ def source(request: pytest.FixtureRequest) -> Iterator[Source]:
         yield found
     else:
         yield from maria_source(request.getfixturevalue("mariadb"))
-
-
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    """The running servers, and topics of this test's own."""
-    return capture_config(connect.config, topic_prefix)
 
 
 def entity_of(columns: Mapping[str, Column]) -> EntityType:
@@ -96,16 +93,13 @@ def test_every_value_arrives_as_the_database_prints_it_or_is_refused(
         tables={f"{source.schema}.items": Table(entity="item", types=types)},
     )  # fmt: skip
     entities = {"item": entity_of(columns)}
-    capturing = Capturing(config, capture, local=True, entities=entities)
-    try:
+    with removed(Capturing(config, capture, local=True, entities=entities)) as capturing:
         capturing.add()
         assert eventually(lambda: raw_count(config, "items") == len(cases), 60), capturing.status()
         insert(1000)
         has_all = eventually(lambda: raw_count(config, "items") == 2 * len(cases), 60)
         assert has_all, capturing.status()
         records = [record for _, record in raw_records(config)]
-    finally:
-        capturing.remove(drop=True, topics=True)
     texts = texts_in(source, columns)
     reader, quick = RawReader(capture, entities), QuickReader.of(RawReader(capture, entities))
     assert quick is not None
@@ -207,13 +201,11 @@ def test_a_date_of_no_calendar_is_refused_and_an_unsigned_key_is_exact(
     with pytest.raises(CaptureFailed, match=r"items\.day: a row has a date with month 0 or day 0"):
         capturing.add()
     maria.run("UPDATE items SET day = '2026-01-15'")
-    try:
+    with removed(capturing):
         capturing.add()
         maria.run("SET sql_mode = ''", f"INSERT INTO items VALUES ({largest - 1}, '0000-00-00')")
         assert eventually(lambda: raw_count(config, "items") == 2, 60)
         records = [record for _, record in raw_records(config)]
-    finally:
-        capturing.remove(drop=True, topics=True)
     reader = RawReader(capture, {"item": entity})
     whole, refused = (reader.read("", each.key, each.value)[0] for each in records)
     assert isinstance(whole, CleanRow)
@@ -245,7 +237,7 @@ def test_a_statement_that_debezium_cannot_read_stops_no_capture_of_other_tables(
         name="shop", kind="mariadb", dsn=maria.dsn, tables={table: Table(entity="item")}
     )
     capturing = Capturing(config, capture, local=True, entities={"item": entity_of({})})
-    try:
+    with removed(capturing):
         capturing.add()
         maria.run(
             *(each.format(db=maria.schema) for each in UNREADABLE), "INSERT INTO items VALUES (1)"
@@ -258,5 +250,3 @@ def test_a_statement_that_debezium_cannot_read_stops_no_capture_of_other_tables(
         capturing.begin_epoch()
         assert eventually(lambda: raw_count(config, "items") == 3, 60), capturing.status()
         assert eventually(lambda: capturing.status().well, 60), capturing.status()
-    finally:
-        capturing.remove(drop=True, topics=True)

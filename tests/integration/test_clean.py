@@ -6,7 +6,8 @@ import json
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,12 @@ import pytest
 from prometheus_client import REGISTRY
 from pyspark.sql import SparkSession
 
-from capture_cases import eventually
-from clean_cases import ITEM, UNAVAILABLE, Database, broken_laws, capture_of
+from clean_cases import DSN, ITEM, UNAVAILABLE, Database, Made, broken_laws, capture_of
+from clean_role import send_raw
 from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import Fenced, LocalStateError, Unavailable
-from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
-from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.asking import Asker
@@ -30,21 +28,13 @@ from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.snapshots import Signalled
-from kit.settings import altered
-from running_stack import RunningStack
+from everstate.testing.log_checker import read_topic
+from kit.settings import altered, cleaning
+from log_cases import forget
+
+pytestmark = cleaning(log={"partitions": 3})
 
 ENTITIES = {"item": ITEM}
-
-
-@pytest.fixture
-def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Config:
-    return altered(
-        stack.config, log={"prefix": topic_prefix, "partitions": 3}, project={"data_dir": tmp_path}
-    )
-
-
-DSN = "postgresql://nobody@localhost/shop"
-"""Of a database that no test of these connects to: the capture is ours, with one raw log."""
 
 
 @pytest.fixture(params=["one raw log", "a topic per table"])
@@ -75,10 +65,7 @@ class Rig:
     def send(self, *, again: int = 0) -> None:
         """What the database has logged since, after the last ``again`` messages once more."""
         first = max(0, self.sent - again)
-        with Producer(self.connector) as producer:
-            for key, value in self.database.log[first:]:
-                body = None if value is None else json.dumps(value).encode()
-                producer.send_raw(self.raw, json.dumps(key).encode(), body)
+        send_raw(self.connector, self.raw, self.database.log[first:])
         self.sent = len(self.database.log)
 
     def clean(self, **options: Any) -> Cleaning:
@@ -88,28 +75,20 @@ class Rig:
         return Cleaner(self.config, self.clean(), session=lambda: self.spark, **options)
 
     def catch_up(self) -> None:
-        cleaner = self.cleaner()
-        try:
+        with closing(self.cleaner()) as cleaner:
             cleaner.catch_up()
-        finally:
-            cleaner.close()
 
     def changes(self) -> list[Change[dict[str, Any]]]:
         codec = ChangeCodec(ITEM)
         return [codec.decode(r.value) for r in self.records(self.names.changes("item")) if r.value]
 
     def records(self, topic: str) -> list[Any]:
-        # A commit is decided before its markers are in every partition.
-        with Offsets(self.config) as offsets:
-            assert eventually(
-                lambda: offsets.stable_ends([topic]) == offsets.high_watermarks([topic]), 10
-            )
-        with Consumer(self.config) as consumer:
-            return list(consumer.read_topic(topic))
+        return read_topic(self.config, topic)
 
     def broken(self, *, is_whole: bool = True) -> list[str]:
-        changes: list[Any] = [_Versioned(change) for change in self.changes()]
-        return broken_laws(changes, self.database.history, is_whole=is_whole)
+        # A commit is decided before its markers are in every partition: `records` waits for them.
+        changes = [json.loads(r.value) for r in self.records(self.names.changes("item"))]
+        return broken_laws(map(Made.of_message, changes), self.database.history, is_whole=is_whole)
 
     def work(self, count: int, start: int = 0) -> None:
         for number in range(start, start + count):
@@ -127,22 +106,9 @@ class Rig:
         return list((self.config.project.data_dir / "clean").glob("*/0"))
 
 
-class _Versioned:
-    """A change that was read, as the checker wants it."""
-
-    def __init__(self, change: Change[dict[str, Any]]) -> None:
-        self.key, self.version = change.key, change.version
-        self.kind = change.kind
-        self.current = None if change.current is None else json.dumps(change.current)
-        self.original = None if change.original is None else json.dumps(change.original)
-
-
 @pytest.fixture
-def make_rig(config: Config, spark: SparkSession) -> Iterator[Callable[[Capture], Rig]]:
-    yield lambda capture: Rig(config, capture, spark)
-    with Topics(config) as topics:
-        mine = [t for t in topics.existing() if t.startswith(f"{config.log.prefix}.")]
-        topics.delete(mine)
+def make_rig(config: Config, spark: SparkSession) -> Callable[[Capture], Rig]:
+    return lambda capture: Rig(config, capture, spark)
 
 
 @pytest.fixture
@@ -223,27 +189,11 @@ def test_c10_without_states_and_history_clean_refuses_to_start(rig: Rig) -> None
     rig.catch_up()
     with Topics(rig.config) as topics:
         topics.delete([rig.names.state("item")])
-    _cut(rig.config, rig.names.changes("item"))
+    forget(rig.config, rig.names.changes("item"))
     cleaning = rig.clean()
     with pytest.raises(LocalStateError, match="no longer begins at its beginning"):
         cleaning.open()
     cleaning.close()
-
-
-def _cut(config: Config, topic: str) -> None:
-    """Let the log forget what is in a topic, as retention does."""
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import AdminClient
-
-    from everstate.log.client import admin_settings
-    from everstate.log.positions import Offsets
-
-    with Offsets(config) as offsets:
-        ends = offsets.stable_ends([topic])
-    admin: Any = AdminClient(admin_settings(config))
-    cut = [TopicPartition(name, part, end) for (name, part), end in ends.items()]
-    for future in admin.delete_records(cut).values():
-        future.result(10)
 
 
 def test_a_lost_position_is_no_loss_the_raw_topics_are_read_again_and_known(rig: Rig) -> None:
@@ -310,15 +260,12 @@ def test_a_database_that_cannot_be_asked_does_not_stop_cleaning(rig: Rig) -> Non
     rig.database.write(1, {"name": "b"})
     rig.send()
     cleaning = rig.clean(asker=Asker("shop", ask))
-    cleaner = Cleaner(rig.config, cleaning, session=lambda: rig.spark)
-    try:
+    with closing(Cleaner(rig.config, cleaning, session=lambda: rig.spark)) as cleaner:
         cleaner.catch_up()
         assert tried.wait(10)
         rig.database.write(2, {"name": "c"})
         rig.send()
         cleaner.catch_up()
-    finally:
-        cleaner.close()
     assert [change.key for change in rig.changes()] == ["2"]
 
 

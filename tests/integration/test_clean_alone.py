@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import json
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from contextlib import closing
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 from pydantic import BaseModel
 
 from capture_cases import eventually
+from clean_role import newest, running
 from everstate.app import App
-from everstate.cli.roles import run_clean
 from everstate.config import Config
 from everstate.declarations.captures import Table
-from everstate.log.client import admin_settings
-from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.parts import Part, read_states
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
-from kit.settings import altered
-from running_stack import RunningStack
+from kit.settings import cleaning
+from log_cases import forget
 
 HELD_MAX = 3
+pytestmark = cleaning(
+    log={"partitions": 1}, pipeline={"held_max": HELD_MAX}, topics=["item", "thing"]
+)
 
 
 class Item(BaseModel):
@@ -43,25 +38,12 @@ class Item(BaseModel):
 
 
 @pytest.fixture
-def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
-    found = altered(
-        stack.config,
-        log={"prefix": topic_prefix, "partitions": 1},
-        project={"data_dir": tmp_path},
-        pipeline={"held_max": HELD_MAX},
-    )
-    with Topics(found) as topics:
-        topics.ensure(["item", "thing"])
-        names = TopicNames(topic_prefix)
+def app(config: Config) -> App:
+    """Two captures of somebody else's connectors."""
+    names = TopicNames(config.log.prefix)
+    with Topics(config) as topics:
         raw = [names.raw("shop", "items"), names.raw("stock", "things")]
         topics.ensure_raw(raw, partitions=1, settings={})
-        yield found
-        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
-
-
-@pytest.fixture
-def app() -> App:
-    """Two captures of somebody else's connectors."""
     found = App("two")
     for entity, capture in (("item", "shop"), ("thing", "stock")):
         found.entity(entity, key="id", source="capture")(Item)
@@ -82,16 +64,6 @@ def send(config: Config, topic: str, *keys: int, op: str = "c", note: str = "n")
             value = {"op": op, "before": None, "after": {"id": key, "note": note}, "source": source}
             body = json.dumps(value).encode()
             producer.send_raw(topic, json.dumps({"id": key}).encode(), body)
-
-
-def forget(config: Config, topic: str) -> None:
-    """Retention takes all records of a topic."""
-    with Offsets(config) as offsets:
-        ends = offsets.stable_ends([topic])
-    admin: Any = AdminClient(admin_settings(config))
-    cut = [TopicPartition(name, part, end) for (name, part), end in ends.items()]
-    for future in admin.delete_records(cut).values():
-        future.result(10)
 
 
 def lose_raw_records(config: Config) -> None:
@@ -115,27 +87,6 @@ def hold_too_many(config: Config) -> None:
     send(config, raw, *range(20, 21 + HELD_MAX), op="u", note=DEFAULT_SETTING)
 
 
-@contextmanager
-def clean_role(config: Config, app: App) -> Iterator[threading.Thread]:
-    """The clean role as `everstate run` has it; what it raises is raised."""
-    stop, failed = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            run_clean(config, app, stop)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="clean role")
-    thread.start()
-    try:
-        yield thread
-    finally:
-        stop.set()
-        thread.join()
-    assert not failed, failed
-
-
 def part_of(config: Config, name: str) -> Part | None:
     """What the role's state file says of one capture."""
     found = [role.parts.get(name) for role in read_states(config.project.data_dir)]
@@ -145,12 +96,6 @@ def part_of(config: Config, name: str) -> Part | None:
 def state_of(config: Config, name: str) -> str | None:
     part = part_of(config, name)
     return None if part is None else part.state
-
-
-def keys(config: Config, entity: str) -> set[str]:
-    with Consumer(config) as consumer:
-        records = consumer.read_topic(TopicNames(config.log.prefix).changes(entity))
-        return {(record.key or b"").decode() for record in records}
 
 
 @pytest.mark.parametrize(
@@ -166,14 +111,11 @@ def test_a_capture_that_cannot_go_on_stops_alone_and_says_why(
 ) -> None:
     names = TopicNames(config.log.prefix)
     send(config, names.raw("shop", "items"), 1, 2)
-    cleaner = Cleaner(config, cleaning_of(config, app, "shop"))
-    try:
+    with closing(Cleaner(config, cleaning_of(config, app, "shop"))) as cleaner:
         cleaner.catch_up()
-    finally:
-        cleaner.close()
     lose(config)
 
-    with clean_role(config, app) as role:
+    with running(config, app) as role:
         assert eventually(
             lambda: (part := part_of(config, "clean-shop")) is not None and part.state == "waiting",
             60,
@@ -182,7 +124,7 @@ def test_a_capture_that_cannot_go_on_stops_alone_and_says_why(
         assert failed is not None
         assert reason in (failed.reason or "")
         send(config, names.raw("stock", "things"), 5, 6)
-        assert eventually(lambda: keys(config, "thing") == {"5", "6"}, 60)
+        assert eventually(lambda: newest(config, "thing").keys() == {"5", "6"}, 60)
         works = part_of(config, "clean-stock")
         assert works is not None
         assert works.state == "running"
@@ -195,8 +137,8 @@ def test_a_capture_whose_record_the_broker_refuses_halts_alone_and_does_not_meet
     """Somebody lowers the topic's limit; a capture raises it again when it starts again."""
     names = TopicNames(config.log.prefix)
     send(config, names.raw("shop", "items"), 1)
-    with clean_role(config, app), Topics(config) as topics:
-        assert eventually(lambda: keys(config, "item") == {"1"}, 60)
+    with running(config, app), Topics(config) as topics:
+        assert eventually(lambda: newest(config, "item").keys() == {"1"}, 60)
         topics.set_config(names.changes("item"), {"max.message.bytes": "20000"})
         send(config, names.raw("shop", "items"), 2, note=random.Random(2).randbytes(40_000).hex())
         send(config, names.raw("shop", "items"), 3)
@@ -205,6 +147,6 @@ def test_a_capture_whose_record_the_broker_refuses_halts_alone_and_does_not_meet
         assert failed is not None
         assert "the record is larger than Kafka accepts here" in (failed.reason or "")
         send(config, names.raw("stock", "things"), 5)
-        assert eventually(lambda: keys(config, "thing") == {"5"}, 60)
-        assert eventually(lambda: keys(config, "item") == {"1", "2", "3"}, 60)
+        assert eventually(lambda: newest(config, "thing").keys() == {"5"}, 60)
+        assert eventually(lambda: newest(config, "item").keys() == {"1", "2", "3"}, 60)
         assert eventually(lambda: state_of(config, "clean-shop") == "running", 60)

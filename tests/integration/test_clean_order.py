@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from pyspark.sql import SparkSession
 
-from capture_cases import eventually
+from clean_cases import DSN
 from everstate.app import App
 from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
 from everstate.declarations.captures import ProvenanceFrom, Table
 from everstate.errors import LogIdentityChanged, TopicResized
-from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
@@ -28,9 +25,11 @@ from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.preview import preview
 from everstate.sources.cdc.rows import RawMessage
 from everstate.sources.cdc.shapes import READERS
-from kit.settings import altered
+from everstate.testing.log_checker import read_topic
+from kit.settings import cleaning
 from log_cases import grow
-from running_stack import RunningStack
+
+pytestmark = cleaning(log={"partitions": 2})
 
 
 def order_event(before: Any, after: Any) -> DomainEvent | None:
@@ -75,8 +74,7 @@ def shop(**options: Any) -> App:
     app.capture(
         "shop",
         kind="postgresql",
-        # Of a database that nobody connects to: the capture is ours, with one raw log.
-        dsn="postgresql://nobody@localhost/shop",
+        dsn=DSN,
         tables={
             "public.lines": Table(entity="line", parents={"order_id": "orders"}, truncate="delete"),
             "public.orders": orders,
@@ -154,29 +152,14 @@ class Rig:
         return [codec.decode(r.value) for r in self.records(self.names.changes(entity))]
 
     def records(self, topic: str) -> list[Any]:
-        # A commit is decided before its markers are in every partition.
-        with Offsets(self.config) as offsets:
-            assert eventually(
-                lambda: offsets.stable_ends([topic]) == offsets.high_watermarks([topic]), 10
-            )
-        with Consumer(self.config) as consumer:
-            return list(consumer.read_topic(topic))
+        return read_topic(self.config, topic)
 
 
 @pytest.fixture
-def rig(
-    stack: RunningStack, spark: SparkSession, topic_prefix: str, tmp_path: Path
-) -> Iterator[Rig]:
-    config = stack.config
-    config = altered(
-        config, log={"prefix": topic_prefix, "partitions": 2}, project={"data_dir": tmp_path}
-    )
-    app = shop(parents_first=True, parent_wait_s=20.0)
-    rig = Rig(config, app, spark)
+def rig(config: Config, spark: SparkSession) -> Iterator[Rig]:
+    rig = Rig(config, shop(parents_first=True, parent_wait_s=20.0), spark)
     yield rig
     rig.cleaner.close()
-    with Topics(config) as topics:
-        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
 
 
 def test_changes_carry_their_transaction_and_what_was_told_of_their_writer(rig: Rig) -> None:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +15,17 @@ from pydantic import BaseModel, create_model
 from pyspark.sql import SparkSession
 
 from capture_cases import eventually
+from clean_cases import DSN
 from everstate.app import App
 from everstate.config import Config
 from everstate.declarations.captures import Table
-from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
-from everstate.log.topics import TopicNames, Topics
+from everstate.log.topics import TopicNames
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import cleaning_of
-from kit.settings import altered
-from running_stack import RunningStack
+from everstate.testing.log_checker import read_topic
+from kit.settings import cleaning
 
 SIZES = {
     "country": 100, "city": 600, "store": 2, "staff": 2, "customer": 600, "film": 1000,
@@ -44,10 +42,7 @@ PARENTS: Mapping[str, tuple[str, ...]] = {
 }
 """Store and staff refer to each other: that load cannot have parents first in both."""
 HELD_MAX = 500
-
-
-DSN = "postgresql://nobody@localhost/shop"
-"""Of a database that nobody connects to: the capture is ours, with one raw log."""
+pytestmark = cleaning(log={"partitions": 3}, pipeline={"held_max": HELD_MAX})
 
 
 def shop(**options: Any) -> App:
@@ -136,12 +131,7 @@ class Load:
     def recorded(self, entity: str) -> dict[int, str]:
         """When the creation of each entity was recorded."""
         topic = TopicNames(self.config.log.prefix).changes(entity)
-        with Offsets(self.config) as offsets:
-            assert eventually(
-                lambda: offsets.stable_ends([topic]) == offsets.high_watermarks([topic]), 10
-            )
-        with Consumer(self.config) as consumer:
-            values = [json.loads(record.value or b"") for record in consumer.read_topic(topic)]
+        values = [json.loads(record.value or b"") for record in read_topic(self.config, topic)]
         self.states = {one["currentEntityState"]["id"]: one["currentEntityState"] for one in values}
         return {one["currentEntityState"]["id"]: one["recordedAt"] for one in values}
 
@@ -162,27 +152,12 @@ class Load:
 
 
 @pytest.fixture(params=["one raw log", "a topic per table"])
-def load(
-    request: pytest.FixtureRequest,
-    stack: RunningStack,
-    spark: SparkSession,
-    topic_prefix: str,
-    tmp_path: Path,
-) -> Iterator[Load]:
-    config = stack.config
-    config = altered(
-        config,
-        log={"prefix": topic_prefix, "partitions": 3},
-        project={"data_dir": tmp_path},
-        pipeline={"held_max": HELD_MAX},
-    )
+def load(request: pytest.FixtureRequest, config: Config, spark: SparkSession) -> Load:
     load = Load(config, shop(dsn=DSN if request.param == "one raw log" else None), spark)
     cleaning = cleaning_of(config, load.app, "shop")
     cleaning.open()
     cleaning.close()
-    yield load
-    with Topics(config) as topics:
-        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
+    return load
 
 
 def test_a_load_in_foreign_key_order_is_published_in_that_order(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
-from clean_cases import ITEM, Database, broken_laws, capture_of
-from clean_role import changelog
-from everstate.changes import Kind
+from clean_cases import DSN, ITEM, Database, Made, broken_laws, capture_of
+from clean_role import changelog, send_raw
 from everstate.config import Config
 from everstate.errors import LogError, SourceReplaced
 from everstate.log.client import admin_settings
@@ -23,22 +20,11 @@ from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.reading import SourceIdentity, encode_source
-from kit.settings import altered
-from running_stack import RunningStack
+from kit.settings import cleaning
 
-CAPTURE = capture_of("debezium", dsn="postgresql://nobody@localhost/shop")
-"""Of a database that nobody connects to: the capture is ours."""
+pytestmark = cleaning(log={"partitions": 3}, topics=["item"])
 
-
-@pytest.fixture
-def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
-    found = altered(
-        stack.config, log={"prefix": topic_prefix, "partitions": 3}, project={"data_dir": tmp_path}
-    )
-    with Topics(found) as topics:
-        topics.ensure(["item"])
-        yield found
-        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
+CAPTURE = capture_of("debezium", dsn=DSN)
 
 
 class Capture:
@@ -56,10 +42,7 @@ class Capture:
             self.database.write(number % 7, values | ({"note": "long"} if number < 7 else {}))
 
     def send(self, topic: str, first: int, last: int | None = None) -> None:
-        with Producer(self.config) as producer:
-            for key, value in self.database.log[first:last]:
-                assert value is not None
-                producer.send_raw(topic, json.dumps(key).encode(), json.dumps(value).encode())
+        send_raw(self.config, topic, self.database.log[first:last])
 
     def reads(self, identity: str, epoch: int) -> None:
         """What `everstate cdc` writes when another database is read from here on."""
@@ -69,24 +52,14 @@ class Capture:
 
     def clean(self) -> None:
         cleaning = Cleaning(self.config, CAPTURE, {"item": ITEM})
-        cleaner = Cleaner(self.config, cleaning, session=lambda: self.spark)
-        try:
+        with closing(Cleaner(self.config, cleaning, session=lambda: self.spark)) as cleaner:
             cleaner.catch_up()
-        finally:
-            cleaner.close()
 
     def broken(self) -> list[str]:
-        return broken_laws([_Change(one) for one in self.changes()], self.database.history)
+        return broken_laws([Made.of_message(one) for one in self.changes()], self.database.history)
 
     def changes(self) -> list[dict[str, Any]]:
         return changelog(self.config, "item")
-
-
-class _Change:
-    def __init__(self, value: dict[str, Any]) -> None:
-        self.key, self.version, self.kind = value["key"], value["version"], Kind(value["kind"])
-        states = (value["currentEntityState"], value["originalEntityState"])
-        self.current, self.original = (s if s is None else json.dumps(s) for s in states)
 
 
 @pytest.fixture

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from capture_cases import eventually
-from clean_cases import ITEM, Database, capture_of
+from clean_cases import DSN, ITEM, Database, capture_of
+from clean_role import changelog, newest, send_raw
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import DataLoss
-from everstate.log.client import admin_settings
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets, Range
-from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.lost import LOST
-from kit.settings import altered
-from running_stack import RunningStack
+from kit.settings import cleaning
+from log_cases import forget
 
-DSN = "postgresql://nobody@localhost/shop"
-"""Of a database that no test of these connects to: the capture has one raw log."""
+pytestmark = cleaning(log={"partitions": 1}, topics=["item"])
+
 Message = tuple[dict[str, Any], dict[str, Any] | None]
-
-
-@pytest.fixture
-def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
-    found = stack.config
-    found = altered(
-        found, log={"prefix": topic_prefix, "partitions": 1}, project={"data_dir": tmp_path}
-    )
-    with Topics(found) as topics:
-        topics.ensure(["item"])
-        topics.ensure_raw([TopicNames(topic_prefix).raw_prefix("shop")], partitions=1, settings={})
-        yield found
 
 
 class Rig:
@@ -53,19 +37,20 @@ class Rig:
     def __init__(self, config: Config, capture: Capture) -> None:
         self.config, self.capture = config, capture
         self.names = TopicNames(config.log.prefix)
-        self.raw = self.names.raw_prefix("shop")
+        self._write_to(self.names.raw_prefix("shop"))
+
+    def _write_to(self, topic: str) -> None:
+        self.raw = topic
+        with Topics(self.config) as topics:
+            topics.ensure_raw([topic], partitions=1, settings={})
 
     def use_topic_of_table(self) -> None:
         """Write where another connector writes, which has a topic for each table."""
         (table,) = self.capture.by_topic()
-        self.raw = self.names.raw("shop", table)
-        with Topics(self.config) as topics:
-            topics.ensure_raw([self.raw], partitions=1, settings={})
+        self._write_to(self.names.raw("shop", table))
 
     def send(self, log: list[Message]) -> None:
-        with Producer(self.config) as producer:
-            for key, value in log:
-                producer.send_raw(self.raw, json.dumps(key).encode(), json.dumps(value).encode())
+        send_raw(self.config, self.raw, log)
 
     def filled(self, count: int) -> Database:
         """A database whose rows, with the keys from 1 on, are in the changelog."""
@@ -84,15 +69,12 @@ class Rig:
         """
         count = 0
         for size in sizes:
-            cleaning = Cleaning(self.config, self.capture, {"item": ITEM})
-            try:
+            with closing(Cleaning(self.config, self.capture, {"item": ITEM})) as cleaning:
                 cleaning.open()
                 self._add(cleaning, size)
                 count += cleaning.step() is not None
                 while is_whole and cleaning.is_cut:
                     count += cleaning.step() is not None
-            finally:
-                cleaning.close()
         return count
 
     def _add(self, cleaning: Cleaning, size: int) -> None:
@@ -107,28 +89,13 @@ class Rig:
         columns = cleaning.slices().begin().columns(records)
         cleaning.add(pa.Table.from_batches([columns]), {0: Range(start, end)})
 
-    def lose_raw_rows(self) -> None:
-        with Offsets(self.config) as offsets:
-            end = offsets.stable_ends([self.raw])[self.raw, 0]
-        admin: Any = AdminClient(admin_settings(self.config))
-        for future in admin.delete_records([TopicPartition(self.raw, 0, end)]).values():
-            future.result(10)
-
-    def changes(self) -> list[dict[str, Any]]:
-        """The messages of the log."""
-        with Consumer(self.config) as consumer:
-            read = consumer.read_topic(self.names.changes("item"))
-            return [json.loads(record.value or b"") for record in read]
-
     def states(self) -> dict[str, Any]:
-        """The newest state of each entity that is not deleted."""
-        found = {change["key"]: change["currentEntityState"] for change in self.changes()}
-        return {key: state for key, state in found.items() if state is not None}
+        return newest(self.config, "item")
 
     def histories(self) -> dict[str, list[str]]:
         """Kinds of each entity's changes, in the order of its versions."""
         found: dict[str, list[str]] = {}
-        for change in self.changes():
+        for change in changelog(self.config, "item"):
             found.setdefault(change["key"], []).append(change["kind"])
             assert change["version"] == len(found[change["key"]])
         return found
@@ -161,14 +128,14 @@ def passed_on() -> list[Message]:
 
 @pytest.mark.parametrize("is_copy_lost", [False, True])
 def test_a_restart_within_a_transaction_loses_no_row_whose_key_another_row_has(
-    make_rig: Callable[[Capture], Rig], is_copy_lost: bool, tmp_path: Path
+    make_rig: Callable[[Capture], Rig], is_copy_lost: bool
 ) -> None:
     rig = make_rig(capture_of("debezium", dsn=DSN))
     rig.send(passed_on())
     for size in (3, 2, 2, 100):
         rig.clean(size)
         if is_copy_lost:
-            for path in (tmp_path / "clean").rglob("*"):
+            for path in (rig.config.project.data_dir / "clean").rglob("*"):
                 if path.is_file():
                     path.unlink()
         assert read_held(rig.config, "shop") == []
@@ -193,7 +160,7 @@ def test_behind_raw_rows_that_are_gone_a_partial_row_waits_for_a_snapshot(
     database.log.clear()
     database.write(1, {"note": "new"})
     rig.send(database.log)
-    rig.lose_raw_rows()
+    forget(rig.config, rig.raw)
     database.log.clear()
     database.write(1, {"amount": 2})
     rig.send(database.log)
@@ -288,6 +255,9 @@ def test_a_cut_in_a_raw_log_that_was_made_anew_passes_over_no_row(
     assert rig.histories()["9"] == ["created"]
 
 
+@pytest.mark.settings(
+    log={"partitions": 1}, topics=["item"], database=False, capture={"deletes_max_percent": 100}
+)
 @pytest.mark.parametrize("is_one_process", [True, False])
 def test_what_a_snapshot_taken_again_lacks_is_deleted_in_cuts(
     make_rig: Callable[[Capture], Rig], monkeypatch: pytest.MonkeyPatch, is_one_process: bool

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from clean_cases import UNAVAILABLE, Database, Item, broken_laws
-from clean_role import changelog
+from clean_cases import DSN, UNAVAILABLE, Database, Item, Made, broken_laws
+from clean_role import changelog, send_raw
 from everstate.app import App
-from everstate.changes import Kind
 from everstate.config import Config
 from everstate.declarations.captures import Table
-from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import cleaning_of
-from kit.settings import altered
-from running_stack import RunningStack
+from kit.settings import cleaning
+
+pytestmark = cleaning(log={"partitions": 2})
 
 CAPTURES, ROWS, KEYS = 3, 4_000, 600
 
@@ -38,21 +34,11 @@ def app() -> App:
         found.capture(
             f"shop{number}",
             kind="postgresql",
-            dsn="postgresql://nobody@localhost:1/shop",
+            dsn=DSN,
             tables={"public.item": Table(entity=f"item_{number}")},
             settings={"unavailable.value.placeholder": UNAVAILABLE},
         )
     return found
-
-
-@pytest.fixture
-def config(stack: RunningStack, topic_prefix: str, tmp_path: Path) -> Iterator[Config]:
-    found = altered(
-        stack.config, log={"prefix": topic_prefix, "partitions": 2}, project={"data_dir": tmp_path}
-    )
-    with Topics(found) as topics:
-        yield found
-        topics.delete([t for t in topics.existing() if t.startswith(f"{topic_prefix}.")])
 
 
 def work(seed: int) -> Database:
@@ -67,13 +53,6 @@ def work(seed: int) -> Database:
     return database
 
 
-class Change:
-    def __init__(self, value: dict[str, Any]) -> None:
-        self.key, self.version, self.kind = value["key"], value["version"], Kind(value["kind"])
-        states = (value["currentEntityState"], value["originalEntityState"])
-        self.current, self.original = (s if s is None else json.dumps(s) for s in states)
-
-
 def test_captures_that_share_a_session_lose_and_double_nothing(
     config: Config, app: App, spark: SparkSession
 ) -> None:
@@ -81,11 +60,8 @@ def test_captures_that_share_a_session_lose_and_double_nothing(
     with Topics(config) as topics:
         topics.ensure(app.entities)
         topics.ensure_raw([names.raw_prefix(n) for n in app.captures], partitions=1, settings={})
-    with Producer(config) as producer:
-        for name, database in zip(app.captures, databases, strict=True):
-            for key, value in database.log:
-                body = None if value is None else json.dumps(value).encode()
-                producer.send_raw(names.raw_prefix(name), json.dumps(key).encode(), body)
+    for name, database in zip(app.captures, databases, strict=True):
+        send_raw(config, names.raw_prefix(name), database.log)
     cleaners = [
         Cleaner(config, cleaning_of(config, app, name), session=lambda: spark, step_records=500)
         for name in app.captures
@@ -100,5 +76,5 @@ def test_captures_that_share_a_session_lose_and_double_nothing(
     for number, (name, database) in enumerate(zip(app.captures, databases, strict=True)):
         (table,) = read_balance(config, app.capture_of(name)).tables
         assert (table.held, table.dead, table.vanished) == (0, 0, 0), name
-        changes = [Change(one) for one in changelog(config, f"item_{number}")]
+        changes = [Made.of_message(one) for one in changelog(config, f"item_{number}")]
         assert broken_laws(changes, database.history)[:3] == [], name

@@ -13,15 +13,15 @@ import psycopg
 import pytest
 from rest_cases import EVA, configured, hotel, serving
 from serving_cases import START, Guest, fill
-from test_subscriptions import served, until
+from test_subscriptions import served
 
 from everstate.app import App
 from everstate.changes import Provenance
 from everstate.client import AsyncClient, Client, Event, RequestFailed
-from everstate.config import Config, load
+from everstate.config import load
 from kit.settings import altered
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import Orders, orders_config
+from kit.waiting import until
+from reading_cases import Orders
 
 CLERK = Provenance(api_version="v1", service_name="desk", identifier="clerk-7", reason="a call")
 
@@ -79,7 +79,7 @@ def test_the_past_of_an_entity_is_read(reading: str) -> None:
 
 
 def test_many_entities_are_read(reading: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstate.client.blocking.PAGE", 2)
+    monkeypatch.setattr("everstate.client.asynchronous.PAGE", 2)
     then = START + timedelta(hours=3.5)
     with Client(reading) as client:
         found = client.get_many("guest", ["eva", "ada"])
@@ -125,60 +125,51 @@ def test_both_clients_have_the_same_methods() -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.settings(api={"port": 0})
 def test_a_subscription_goes_on_by_itself_when_the_server_was_away(
-    stack: Any, database: str, topic_prefix: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstate.client.blocking.RETRY_S", 0.1)
-    with PostgresKeptOrders.installed(database) as kept:
-        config: Config = orders_config(stack, database, topic_prefix, tmp_path)
-        api = config.api.model_copy(update={"port": 0})
-        orders = Orders(config.model_copy(update={"api": api}), kept)
-        found: list[Event] = []
-        with served(orders) as address:
-            port = int(address.rpartition(":")[2])
-            fixed = api.model_copy(update={"port": port})
-            orders.config = orders.config.model_copy(update={"api": fixed})
-            client = Client(address)
+    monkeypatch.setattr("everstate.client.asynchronous.RETRY_S", 0.1)
+    found: list[Event] = []
+    with served(orders) as address:
+        port = int(address.rpartition(":")[2])
+        orders.config = altered(orders.config, api={"port": port})
+        client = Client(address)
 
-            def follow() -> None:
-                for event in client.subscribe("order", since="beginning", kinds=["created"]):
-                    found.append(event)
-                    if event.data.get("key") == "last":
-                        return
+        def follow() -> None:
+            for event in client.subscribe("order", since="beginning", kinds=["created"]):
+                found.append(event)
+                if event.data.get("key") == "last":
+                    return
 
-            with orders.keeping():
-                follower = threading.Thread(target=follow)
-                follower.start()
-                orders.send(*(orders.change(f"a{n}", status="open") for n in range(5)))
-                until(lambda: sum(each.name == "change" for each in found) == 5)
         with orders.keeping():
-            orders.send(*(orders.change(f"b{n}", status="open") for n in range(5)))
-            orders.wait_until_kept()
-            with served(orders):
-                orders.send(orders.change("last", status="open"))
-                follower.join(30)
+            follower = threading.Thread(target=follow)
+            follower.start()
+            orders.send(*(orders.change(f"a{n}", status="open") for n in range(5)))
+            until(lambda: sum(each.name == "change" for each in found) == 5)
+    with orders.keeping():
+        orders.send(*(orders.change(f"b{n}", status="open") for n in range(5)))
+        orders.wait_until_kept()
+        with served(orders):
+            orders.send(orders.change("last", status="open"))
+            follower.join(30)
     client.close()
     keys = [each.data["key"] for each in found if each.name == "change"]
     assert sorted(keys) == ["a0", "a1", "a2", "a3", "a4", "b0", "b1", "b2", "b3", "b4", "last"]
 
 
-def test_the_asynchronous_client_follows(
-    stack: Any, database: str, topic_prefix: str, tmp_path: Any
-) -> None:
-    with PostgresKeptOrders.installed(database) as kept:
-        config: Config = orders_config(stack, database, topic_prefix, tmp_path)
-        orders = Orders(altered(config, api={"port": 0}), kept)
+@pytest.mark.settings(api={"port": 0})
+def test_the_asynchronous_client_follows(orders: Orders) -> None:
+    async def follow(address: str) -> list[str]:
+        async with AsyncClient(address) as client:
+            names = []
+            async for event in client.subscribe("order", current=True):
+                names.append(event.name)
+                if event.name == "live":
+                    return names
+            return names
 
-        async def follow(address: str) -> list[str]:
-            async with AsyncClient(address) as client:
-                names = []
-                async for event in client.subscribe("order", current=True):
-                    names.append(event.name)
-                    if event.name == "live":
-                        return names
-                return names
-
-        with orders.keeping(), served(orders) as address:
-            orders.send(orders.change("a", status="open"))
-            orders.wait_until_kept()
-            assert asyncio.run(follow(address)) == ["current", "live"]
+    with orders.keeping(), served(orders) as address:
+        orders.send(orders.change("a", status="open"))
+        orders.wait_until_kept()
+        assert asyncio.run(follow(address)) == ["current", "live"]

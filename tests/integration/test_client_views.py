@@ -7,14 +7,15 @@ import threading
 from typing import Any
 
 import pytest
-from test_subscriptions import served, until
-from test_view_rows_http import by_sql, differences, orders, some_orders
+from test_subscriptions import served
+from test_view_rows_http import by_sql, differences, some_orders
 from test_view_streams import Fold
 
 from everstate.client import AsyncClient, Client, RequestFailed
+from kit.waiting import until
 from reading_cases import Orders
 
-__all__ = ["orders"]
+pytestmark = pytest.mark.settings(api={"port": 0, "page_max": 100})
 
 
 def test_the_client_reads_the_rows_of_a_view(orders: Orders) -> None:
@@ -52,7 +53,7 @@ def test_the_client_reads_the_rows_of_a_view(orders: Orders) -> None:
 def test_a_view_is_followed_while_the_server_is_away_for_a_while(
     orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstate.client.blocking.RETRY_S", 0.1)
+    monkeypatch.setattr("everstate.client.asynchronous.RETRY_S", 0.1)
     fold, api = Fold(), orders.config.api
     some_orders(orders)
 

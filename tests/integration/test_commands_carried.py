@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from commands_rig import running, until
+from commands_rig import running
 from pydantic import BaseModel
 
 import command_cases as bank
 from everstate.app import App
 from everstate.changes import Change
 from everstate.cli.log import begin_log
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.declarations.processes import ProcessStart
 from everstate.errors import LogError, LogTruncated
 from everstate.log.positions import Offsets
@@ -35,6 +34,9 @@ from everstate.testing.command_checker import read_command_log
 from everstate.testing.log_checker import read_topic
 from everstate.testing.store_contract import ORDER, StoredOrder
 from hand_archive import HandArchive
+from kit.waiting import until
+
+pytestmark = pytest.mark.settings(log={"partitions": 3}, commands={"batch_wait_ms": 5})
 
 
 def bonus(change: Change[dict[str, Any]]) -> Iterator[Effect]:
@@ -51,12 +53,6 @@ def bank_of(start: ProcessStart = "beginning", on: str = bank.ENTITY) -> App:
     app.commands(bank.ENTITY, decide=bank.decide, evolve=bank.evolve, commands=kinds)
     app.process("bonus", on=[on], react=bonus, start=start)
     return app
-
-
-@pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str, tmp_path: Path) -> Config:
-    log = {"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 3}
-    return load(tmp_path, log=log, store={"dsn": database}, commands={"batch_wait_ms": 5})
 
 
 def another_log(config: Config) -> Config:

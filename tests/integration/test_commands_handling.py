@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from commands_rig import owned, running, until
+from commands_rig import owned, running
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pydantic import BaseModel
@@ -41,14 +41,10 @@ from everstate.sources.commands import (
 )
 from everstate.sources.commands.store import PartitionStore
 from everstate.testing.command_checker import check_commands, read_command_log
+from kit.settings import commanding
+from kit.waiting import until
 
-
-@pytest.fixture
-def config(stack: Any, topic_prefix: str) -> Config:
-    made = bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5, session_timeout_s=6)
-    with Topics(made) as topics:
-        topics.ensure_commands([bank.ENTITY])
-    return made
+pytestmark = commanding(bank.ENTITY, session_timeout_s=6)
 
 
 @pytest.fixture

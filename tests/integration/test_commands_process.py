@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
-from commands_rig import running, until
+from commands_rig import running
 
 import command_cases as bank
 from everstate.app import App
-from everstate.changes import Change, ChangeCodec, Kind
+from everstate.changes import Change, ChangeCodec
 from everstate.config import Config
 from everstate.errors import LogIdentityChanged, TopicResized, Unavailable
 from everstate.log.producer import Producer
@@ -24,8 +24,12 @@ from everstate.retrying import within
 from everstate.sources.commands import CommandClient, Effect, ProcessRunner
 from everstate.testing.command_checker import check_commands, read_command_log
 from everstate.testing.log_checker import read_topic
-from kit.settings import altered
+from kit.changes import change_of
+from kit.settings import altered, commanding
+from kit.waiting import until
 from log_cases import grow
+
+pytestmark = commanding()
 
 SEATS = Path(__file__).parents[2] / "examples" / "seats"
 
@@ -36,11 +40,6 @@ def seats(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     seats = importlib.import_module("seats")
     yield seats
     del sys.modules["seats"]
-
-
-@pytest.fixture
-def config(stack: Any, topic_prefix: str) -> Config:
-    return bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5)
 
 
 def history(config: Config, seats: Any) -> list[Change[dict[str, Any]]]:
@@ -145,20 +144,10 @@ def greet(change: Change[dict[str, Any]]) -> Iterator[Effect]:
 
 
 def account(version: int) -> Change[Any]:
-    now = datetime.now(UTC)
     state = bank.Account(account_id="a1", owner="eva", balance=version)
-    return Change(
-        id=UUID(int=version),
-        entity=bank.ENTITY,
-        schema_version=1,
-        key="a1",
-        version=version,
-        kind=Kind.CREATED if version == 1 else Kind.UPDATED,
-        occurred_at=now,
-        recorded_at=now,
-        provenance=bank.TELLER,
-        current=state,
-        original=None if version == 1 else state,
+    before = None if version == 1 else state
+    return change_of(
+        bank.ENTITY, "a1", version, state, before, who=bank.TELLER, id=UUID(int=version)
     )
 
 

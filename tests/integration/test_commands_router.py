@@ -2,34 +2,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import orjson
 import pytest
-from commands_rig import running, until
+from commands_rig import running
 from fastapi import FastAPI, Request
-from typer.testing import CliRunner
 
 import command_cases as bank
 from everstate.api.application import create_api
 from everstate.changes import Provenance
-from everstate.cli import cli
 from everstate.config import Config
 from everstate.errors import MissingProvenance
-from everstate.log.topics import Topics
 from everstate.sources.commands import CommandClient
 from everstate.sources.commands.router import router
+from kit.settings import commanding
+from kit.verbs import verbs
+from kit.waiting import until
 
-
-@pytest.fixture
-def config(stack: Any, topic_prefix: str) -> Config:
-    made = bank.of_prefix(stack.config, topic_prefix, batch_wait_ms=5)
-    with Topics(made) as topics:
-        topics.ensure_commands([bank.ENTITY])
-    return made
+pytestmark = commanding(bank.ENTITY)
 
 
 def caller(request: Request) -> Provenance:
@@ -167,17 +160,9 @@ def test_the_api_of_a_project_takes_commands(config: Config) -> None:
 
 
 def test_the_command_line_sends_shows_and_replays(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EVERSTATE_LOG_BOOTSTRAP_SERVERS", config.bootstrap_servers)
-    monkeypatch.setenv("EVERSTATE_STORE_DSN", config.store_dsn)
-    monkeypatch.setenv("EVERSTATE_LOG_PREFIX", config.log.prefix)
-
-    def everstate(*words: str) -> tuple[int, str, str]:
-        verb = ["--project", str(tmp_path), "commands", *words, "--app", "command_cases:app"]
-        done = CliRunner().invoke(cli, verb)
-        return done.exit_code, done.stdout, done.stderr
-
+    everstate = verbs(config, monkeypatch, "commands", app="command_cases:app")
     opening = '{"account_id":"a1","owner":"Eva"}'
     with running(config, bank.app):
         code, out, _ = everstate("send", "account", "a1", "Open", opening)

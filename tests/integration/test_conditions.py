@@ -94,9 +94,9 @@ def test_fields_are_compared_by_what_was_written(
 
 
 def test_fields_are_ordered_by_what_was_written(connection: Connection[Any]) -> None:
-    text, values = parse_order("-x", READING).compose()
+    text = parse_order("-x", READING).order
     query = sql.SQL("SELECT key FROM reading WHERE state -> 'x' IS NOT NULL ORDER BY {}")
-    found = [key for (key,) in connection.execute(query.format(text), values)]
+    found = [key for (key,) in connection.execute(query.format(text))]
     assert found == ["huge", "odd", "even", "nearly a tenth", "tenth", "tiny", "words"]
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -28,14 +27,10 @@ from everstate.declarations.captures import Table
 from everstate.log.topics import Topics
 from hand_archive import HandArchive
 from kit.settings import altered
+from kit.waiting import until
 
 TOKEN = "a token with ünicode; and more"
 HTML = {"Accept": "text/html"}
-
-
-@pytest.fixture
-def config(config: Config, tmp_path: Path) -> Config:
-    return altered(config, archive={"path": str(tmp_path / "archive")})
 
 
 @pytest.fixture
@@ -419,10 +414,7 @@ def test_a_server_that_comes_back_is_shown_again(config: Config) -> None:
     ):
         assert "(PostgreSQL)</strong> does not answer" in page(made, "/")
         with forwarding(port, real.port or 0):
-            deadline = time.monotonic() + 30
-            while "(PostgreSQL)" in page(made, "/console/-/overview", part=1):
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+            until(lambda: "(PostgreSQL)" not in page(made, "/console/-/overview", part=1), 30)
             assert "This is the state now" in page(made, "/console/guest/eva")
 
 

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
-from typer.testing import CliRunner
 
-from everstate.cli import cli
+from everstate.config import Config
 from everstate.log.dead_letters import DeadLetter, by_reason, place_headers
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
-from everstate.log.topics import TopicNames, Topics
-from kit.settings import altered
+from everstate.log.topics import TopicNames
+from kit.verbs import Run, verbs
 
-Run = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.settings(topics=["guest", "room"], database=False)
 
 
 @pytest.fixture
-def everstate(
-    stack: Any, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Run:
+def everstate(config: Config, topic_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command line against a log with five dead letters."""
-    config = altered(stack.config, log={"prefix": topic_prefix})
     names = TopicNames(topic_prefix)
-    with Topics(config) as topics:
-        topics.ensure(["guest", "room"])
     with Producer(config) as producer:
         for number in range(3):
             where = place_headers(b"name: Field required", f"{topic_prefix}.raw.shop", 0, number)
@@ -40,14 +31,7 @@ def everstate(
         where = place_headers(b"no JSON", f"{topic_prefix}.raw.shop", 0, 7)
         producer.send(OutRecord(names.dead_unknown, None, b"no", where, partition=0))
         producer.flush()
-    monkeypatch.setenv("EVERSTATE_LOG_BOOTSTRAP_SERVERS", stack.bootstrap_servers)
-    monkeypatch.setenv("EVERSTATE_LOG_PREFIX", topic_prefix)
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        done = CliRunner().invoke(cli, ["--project", str(tmp_path), "dead", *argv])
-        return done.exit_code, done.stdout, done.stderr
-
-    return run
+    return verbs(config, monkeypatch, "dead")
 
 
 def test_dead_letters_are_counted_by_reason_and_shown_as_they_were(everstate: Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import jsonpatch
@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from everstate.changes.derived import Derivation, joined, notices_of, patch_of
 from everstate.changes.triggers import when
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.errors import LogTruncated, NotFound
 from everstate.log.consumer import Consumer
 from everstate.log.derived import DerivedReader, DerivedRecord, forget_topic
@@ -30,22 +30,10 @@ from everstate.views.changing import ask_rebuild, ask_undo, drop
 from everstate.views.control import Control
 from everstate.views.database import connect_views
 from log_cases import lose_records
-from running_stack import RunningStack
+
+pytestmark = pytest.mark.settings(archive={"trigger_s": 1})
 
 DERIVER_READS_HISTORY = "everstate.pipeline.derive.deriver.history_vector"
-
-
-@pytest.fixture
-def config(
-    stack_config: Config, stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Config:
-    return load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
 
 
 class Rig:
@@ -306,8 +294,7 @@ def test_a_proof_waits_for_the_markers_of_the_newest_commit(
 def test_a_topic_that_is_declared_later_has_all_changes_from_the_first_one(
     config: Config, spark: SparkSession
 ) -> None:
-    rig = Rig(config, spark)
-    try:
+    with closing(Rig(config, spark)) as rig:
         one, two, three = (rig.world.put("g", "AT", str(n)) for n in (1, 2, 3))
         # The third waits for the second: it is accepted behind it.
         rig.send(*some(rig, 20), one, three, two)
@@ -317,13 +304,11 @@ def test_a_topic_that_is_declared_later_has_all_changes_from_the_first_one(
         rig.derivers["late"] = rig.deriver(rig.world.app.derive("late", patch_of("ordr")))
         rig.settle()
         check_patches(rig, rig.read("late"))
-    finally:
-        rig.close()
 
 
 def test_notices_and_triggers(config: Config, spark: SparkSession) -> None:
     rig = Rig(config, spark, ("moved", notices_of("ordr")), when=when("country").changes(to="DE"))
-    try:
+    with closing(rig):
         rig.send(*some(rig, 40))
         rig.settle()
         found = rig.read("moved")
@@ -341,8 +326,6 @@ def test_notices_and_triggers(config: Config, spark: SparkSession) -> None:
             assert record.value["key"] == record.key
             assert record.value["old"]["country"] != "DE"
             assert record.value["new"]["country"] == "DE"
-    finally:
-        rig.close()
 
 
 class Scan(BaseModel):
@@ -367,7 +350,7 @@ def test_a_joined_stream_has_each_entity_as_it_was_and_a_batch_finds_the_same(
 ) -> None:
     rig, scans = scans_world(config, spark)
     world, deriver = rig.world, rig.derivers["scans"]
-    try:
+    with closing(rig):
         late = world.put("b", "AT", "1")
         rig.send(world.put("a", "AT", "1"))
         scans.send(scans.change("s1", Scan(scan_id="s1", order="a")))
@@ -400,8 +383,6 @@ def test_a_joined_stream_has_each_entity_as_it_was_and_a_batch_finds_the_same(
         report = verify_topic(spark, config, world.app, world.app.derivations["scans"])
         assert report.holds, report
         assert (report.expected_rows, report.kept_rows) == (5, 5)
-    finally:
-        rig.close()
 
 
 def test_a_scan_that_was_read_while_another_waits_waits_for_its_own_flight(
@@ -414,7 +395,7 @@ def test_a_scan_that_was_read_while_another_waits_waits_for_its_own_flight(
         while sum(each.waiting for each in derived_scans._readers.values()) < count:
             assert derived_scans.step() == 0
 
-    try:
+    with closing(rig):
         rig.send(world.put("a", "AT", "1"))
         behind = world.ends()
         scans.send(scans.change("s1", Scan(scan_id="s1", order="a")))
@@ -433,8 +414,6 @@ def test_a_scan_that_was_read_while_another_waits_waits_for_its_own_flight(
             "s1": 2,
             "s2": 2,
         }
-    finally:
-        rig.close()
 
 
 def test_the_proof_of_a_topic_finds_what_is_lost_doubled_or_wrong(patches: Rig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from contextlib import closing
 from decimal import Decimal
@@ -20,7 +19,7 @@ from raw_child import Parcel, Size, app
 
 from everstate.changes.derived import Derivation, notices_of, patch_of
 from everstate.changes.triggers import when
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.errors import InvalidConfig, LogTruncated, NotFound
 from everstate.log.derived import DerivedReader
 from everstate.log.record import OutRecord
@@ -28,8 +27,12 @@ from everstate.pipeline.derive.expressions import raw_records
 from everstate.pipeline.derive.raw import RawDeriver, check_slots
 from everstate.views.control import Control
 from everstate.views.database import connect_views
+from kit.waiting import started
 from log_cases import lose_records
-from running_stack import RunningStack
+
+pytestmark = pytest.mark.settings(
+    log={"partitions": 1}, pipeline={"driver_memory": "1g"}, archive={"trigger_s": 1}
+)
 
 PARCEL = app.entity_type("parcel")
 _NAMES = ("place", "size", "marks", "a/b", "m~n", "", "é", '"', "\\", "other")
@@ -160,19 +163,6 @@ def test_c23_too_few_task_slots_are_refused(spark: SparkSession) -> None:
         check_slots(spark, {"a": 2})
 
 
-@pytest.fixture
-def config(
-    stack_config: Config, stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Config:
-    return load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 1},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline={**stack_config.pipeline.model_dump(), "driver_memory": "1g"},
-    )
-
-
 def parcels(world: World, count: int) -> list[OutRecord]:
     records: list[OutRecord] = []
     for number in range(count):
@@ -249,12 +239,7 @@ def test_a_raw_topic_has_each_change_though_its_process_is_killed(
     children: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        script = str(Path(__file__).with_name("raw_child.py"))
-        child = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE)
-        assert child.stdin is not None
-        child.stdin.write(config.model_dump_json().encode())
-        child.stdin.close()
-        children.append(child)
+        children.append(started(Path(__file__).with_name("raw_child.py"), config))
 
     def read(count: int) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}

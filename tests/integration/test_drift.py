@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cassandra_cases import drop, own_keyspace
-from everstate.changes import Change, ChangeCodec, Kind, new_change_id
+from everstate.changes import ChangeCodec, Kind
 from everstate.changes.drift import Drifted, Truth, What
 from everstate.config import Config
 from everstate.errors import StoreBehindLog
@@ -35,6 +35,7 @@ from everstate.sources.stores.postgres import EntityStore
 from everstate.sources.stores.postgres.truth import PostgresTruth
 from everstate.testing.log_checker import read_topic
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
+from kit.changes import change_of
 from kit.settings import altered
 
 
@@ -169,20 +170,8 @@ def tamper(side: Side, key: str, note: str) -> None:
 
 def invent(config: Config, key: str, version: int, kind: Kind, state: StoredOrder | None) -> None:
     """Put a change into the log that no source knows."""
-    now = datetime.now(UTC)
-    change: Change[Any] = Change(
-        id=new_change_id(),
-        entity=ORDER.name,
-        schema_version=1,
-        key=key,
-        version=version,
-        kind=kind,
-        occurred_at=now,
-        recorded_at=now,
-        provenance=CLERK,
-        current=state,
-        original=None if kind is Kind.CREATED else StoredOrder(order_id=key, note="a"),
-    )
+    before = None if kind is Kind.CREATED else StoredOrder(order_id=key, note="a")
+    change = change_of(ORDER.name, key, version, state, before, who=CLERK, kind=kind)
     name, value, headers = ChangeCodec(ORDER).encode(change)
     names = TopicNames(config.log.prefix)
     with Producer(config) as producer:
@@ -460,7 +449,7 @@ def test_sending_again_what_the_outbox_keeps_takes_time_in_step_with_its_number(
 ) -> None:
     """It once took the square of it: minutes for twenty thousand entities."""
     side, count = PostgresSide(altered(stack.config, store={"dsn": database})), 10_000
-    try:
+    with closing(side):
         for note in ("first", "second"):
             side.store.put_many(
                 [StoredOrder(order_id=f"o-{n:06}", note=note) for n in range(count)],
@@ -471,8 +460,6 @@ def test_sending_again_what_the_outbox_keeps_takes_time_in_step_with_its_number(
         before = used_by_postgres_s(stack)
         assert side.truth.repair(stale) == count
         assert used_by_postgres_s(stack) - before < 15
-    finally:
-        side.close()
 
 
 @pytest.mark.full

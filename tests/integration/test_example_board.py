@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from rest_cases import configured_port, serving
-from test_view_rows_http import orders
 
 from chromium import browser
 from reading_cases import Orders
 
-__all__ = ["browser", "orders"]
+pytestmark = pytest.mark.settings(api={"port": 0, "page_max": 100})
+
+__all__ = ["browser"]
 
 PAGE = Path(__file__).parents[2] / "examples" / "board" / "page.py"
 GIVEN = 'data-view="departures" data-columns="departs flight destination gate status"'

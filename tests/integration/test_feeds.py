@@ -7,14 +7,13 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import httpx
 import pytest
-from test_reading_changes import forget, woven
+from test_reading_changes import woven
 from test_reading_handover import load
 from test_subscriptions import faults, served
 
@@ -24,11 +23,11 @@ from everstate.client import AsyncClient, Client, RequestFailed
 from everstate.log.topics import Topics
 from everstate.serving import feeds as feeds_module
 from everstate.serving.feeds import FeedReader
-from everstate.serving.pool import close_pools
 from kit.settings import altered
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import PARTITIONS, Orders, orders_config
-from running_stack import RunningStack
+from log_cases import forget
+from reading_cases import PARTITIONS, Orders
+
+pytestmark = pytest.mark.settings(api={"port": 0})
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 ARCHIVE = "{http://purl.org/syndication/history/1.0}archive"
@@ -36,16 +35,6 @@ APP = "{http://www.w3.org/2007/app}"
 JSON = {"Accept": "application/json"}
 SECRET = "a secret of some length"
 OFFSETS = 8
-
-
-@pytest.fixture
-def orders(
-    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Iterator[Orders]:
-    with PostgresKeptOrders.installed(database) as kept:
-        config = orders_config(stack, database, topic_prefix, tmp_path)
-        yield Orders(altered(config, api={"port": 0}, store={"dsn": database}), kept)
-    close_pools()
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +212,7 @@ def test_a_closed_page_has_the_same_bytes_for_ever(orders: Orders, address: str)
     assert {page: after[page] for page in before} == before
     ends = orders.kept.vector()
     orders.archive(ends).mix()
-    forget(orders, {partition: end - 1 for partition, end in ends.items()})
+    forget(orders.config, orders.topic, {partition: end - 1 for partition, end in ends.items()})
     with served(orders) as other:
         assert dict(closed_pages(other)) == after
     with Client(address) as client:
@@ -238,7 +227,7 @@ def test_a_page_whose_changes_nobody_has_is_gone_and_not_shorter(
     feed = max(listed(address), key=lambda each: each["pages"])
     assert feed["pages"] > 1
     partition = int(feed["feed"].rpartition("-")[2])
-    forget(orders, {partition: OFFSETS - 1})
+    forget(orders.config, orders.topic, {partition: OFFSETS - 1})
     gone = httpx.get(f"{address}{feed['first']}")
     assert (gone.status_code, gone.json()["type"]) == (410, "urn:everstate:error:PageGone")
     assert "immutable" not in gone.headers.get("cache-control", "")

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from keep_cases import NOW, WHO, World, drain
-from typer.testing import CliRunner
 
-from everstate.cli import cli
 from everstate.cli import gaps as verb
 from everstate.errors import GapTooWide, NoGap
 from everstate.log.record import OutRecord
 from everstate.pipeline.gaps import MISSING_MAX, AcceptedGap, accept_gap, list_gaps
 from everstate.pipeline.keeping.keep import Keeper
+from kit.verbs import verbs
+from kit.waiting import until
 
 CLERK = replace(WHO, identifier="clerk", reason="the source lost it")
 BY_COUNTRY = "SELECT country, orders, amount FROM by_country ORDER BY country NULLS LAST"
@@ -173,13 +170,6 @@ def test_a_keeper_that_runs_goes_on_by_itself(world: World, keeper: Keeper) -> N
     assert world.wrong() == []
 
 
-def until(holds: Any) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def test_a_version_number_that_cannot_be_right_is_not_bridged(world: World, keeper: Keeper) -> None:
     first = world.put("o-1", "NL", "1.00")
     world.states["o-1"] = (MISSING_MAX + 2, world.states["o-1"][1])
@@ -192,20 +182,9 @@ def test_a_version_number_that_cannot_be_right_is_not_bridged(world: World, keep
 
 
 def test_the_command_line_lists_asks_and_accepts(
-    world: World, keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "gaps_orders.py").write_text(APP, "utf-8")
-    (tmp_path / "everstate.toml").write_text('[project]\napp = "gaps_orders:app"\n', "utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    log = world.config.log
-    monkeypatch.setenv("EVERSTATE_STORE_DSN", world.config.views_dsn)
-    monkeypatch.setenv("EVERSTATE_LOG_BOOTSTRAP_SERVERS", world.config.bootstrap_servers)
-    monkeypatch.setenv("EVERSTATE_LOG_PREFIX", log.prefix)
-
-    def run(*words: str, answer: str | None = None) -> tuple[int, str, str]:
-        done = CliRunner().invoke(cli, ["-C", str(tmp_path), "gaps", *words], input=answer)
-        return done.exit_code, done.stdout, done.stderr
-
+    run = verbs(world.config, monkeypatch, "gaps", app="gaps_orders:app", code=APP)
     assert run("list") == (0, "", "no changes are held\n")
     assert run("accept", "ordr", "o-1")[0] == 4  # without a terminal, but also without a gap
     records: list[OutRecord] = [world.put("o-1", "NL", f"{n}.00") for n in range(1, 10)]

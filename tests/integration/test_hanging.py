@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
 from everstate.pipeline.hanging import HangingTransactions, finding_of
 from kit.settings import altered
+from kit.waiting import until
 
 
 def test_c5_an_open_transaction_is_told_until_it_ends(
@@ -49,8 +49,5 @@ def test_c5_an_open_transaction_is_told_until_it_ends(
             assert f"{topic}[2] cannot be read further for 31 s" in caplog.text
         writer.commit_transaction()
         # The broker writes the markers after it has answered.
-        deadline = time.monotonic() + 10
-        while watch.look(1041.0):
-            assert time.monotonic() < deadline, "still held back after the commit"
-            time.sleep(0.05)
+        until(lambda: not watch.look(1041.0), 10, what=lambda: "still held back after the commit")
     assert finding_of({}) is None

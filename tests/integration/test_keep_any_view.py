@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from random import Random
-from typing import Any
 
+import pytest
 from keep_cases import World, drain
 from pyspark.sql import SparkSession
 
 from everstate.app import App
-from everstate.config import Config, load
+from everstate.config import Config
 from tiers import counted
 from view_fuzz import SALE, Sale, Writer, histories
 
@@ -34,22 +33,9 @@ def sales_app(random: Random) -> App:
     return app
 
 
-def test_views_made_at_random_equal_their_batch(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> None:
+@pytest.mark.settings(archive={"trigger_s": 1})
+def test_views_made_at_random_equal_their_batch(config: Config, spark: SparkSession) -> None:
     """Also with 0.0 and -0.0, with sums beyond 64 bits, and at both ends of time."""
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
     random = Random(14)
     world = World(config, spark, sales_app(random), "sale")
     keeper = world.keeper(batch_changes_max=CHANGES // 3)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from contextlib import closing
 from decimal import Decimal
-from typing import Any
 
 import psycopg
 import pytest
 from keep_cases import NOW, WHO, Order, World, drain, orders_app
 
 from everstate.app import App
-from everstate.changes import Change, ChangeCodec, Kind, new_change_id
+from everstate.changes import ChangeCodec
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.pipeline.keeping import keep
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.views.control import Control
+from kit.changes import change_of
 
 PARTS = ("parts", "SELECT sum(parts) AS parts, count(*) AS orders FROM ordr")
 HOW = "SELECT version, status, published FROM view WHERE name = "
@@ -188,19 +188,7 @@ def others(world: World, count: int) -> list[OutRecord]:
     codec, found = ChangeCodec(world.app.entity_type("other")), []
     for number in range(count):
         order = Order(order_id=f"x-{number}", country="BE", amount=Decimal(1))
-        made: Change[Any] = Change(
-            id=new_change_id(),
-            entity="other",
-            schema_version=1,
-            key=order.order_id,
-            version=1,
-            kind=Kind.CREATED,
-            occurred_at=NOW,
-            recorded_at=NOW,
-            provenance=WHO,
-            current=order,
-            original=None,
-        )
+        made = change_of("other", order.order_id, 1, order, who=WHO, at=NOW)
         topic = TopicNames(world.config.log.prefix).changes("other")
         found.append(OutRecord(topic, *codec.encode(made)))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,7 +12,7 @@ from keep_cases import Together, World, drain
 from pyspark.sql import SparkSession
 
 from everstate.changes.tokens import parse_token
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.pipeline.proof.as_read import read_differently
@@ -28,6 +27,8 @@ from kind_app import kinds_app
 from kind_cases import sale_story, shop_story
 from kind_oracle import CASES, read_wrongly
 from kinds_rig import Story, change_of
+
+pytestmark = pytest.mark.settings(archive={"trigger_s": 1})
 
 SPOILED = {
     "extremes": "UPDATE {} SET n = n + 1 WHERE slot = (SELECT max(slot) FROM {})",
@@ -115,21 +116,7 @@ class Kinds:
 
 
 @pytest.fixture
-def kinds(
-    stack_config: Config,
-    stack: Any,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> Kinds:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
+def kinds(config: Config, spark: SparkSession) -> Kinds:
     return Kinds(config, spark)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from math import inf
 from pathlib import Path
@@ -28,12 +27,6 @@ from kit.models import Seat
 
 class Noted(Order):
     note: str | None = None
-
-
-@pytest.fixture
-def control(world: World) -> Iterator[Control]:
-    with psycopg.connect(world.config.views_dsn, autocommit=True) as connection:
-        yield Control(connection, world.config.views.schema_name)
 
 
 @pytest.mark.full

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
 from cassandra_cases import drop, own_keyspace
 from everstate.app import App
-from everstate.cli import cli
 from everstate.cli.log import begin_log
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.errors import LogError, LogIdentityChanged, TopicResized
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.drift.check import check_drift
@@ -29,7 +25,10 @@ from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 from everstate.views.control import Control
 from everstate.views.database import connect_views
 from kit.settings import altered
+from kit.verbs import verbs
 from log_cases import grow
+
+pytestmark = pytest.mark.settings(topics=[ORDER.name], drift={"settle_s": 0.1, "ranges": 64})
 
 MODULE = """
 from everstate.app import App
@@ -51,23 +50,6 @@ def another_log(config: Config, prefix: str) -> Config:
     with Topics(changed) as topics:
         topics.ensure([ORDER.name])
     return changed
-
-
-@pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str, tmp_path: Path) -> Config:
-    log = {"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix}
-    drift = {"settle_s": 0.1, "ranges": 64}
-    config = load(tmp_path, log=log, store={"dsn": database}, drift=drift)
-    with Topics(config) as topics:
-        topics.ensure([ORDER.name])
-    return config
-
-
-@pytest.fixture
-def store(config: Config) -> Iterator[EntityStore]:
-    with EntityStore(config, ORDER) as store:
-        store.install()
-        yield store
 
 
 def relayed(config: Config) -> int:
@@ -118,21 +100,11 @@ def test_a_new_log_gets_what_the_store_has_and_each_version_once(
         store.put(StoredOrder(order_id="o-1", note=note), provenance=CLERK)
     relayed(config)
     other = another_log(config, f"{config.log.prefix}b")
-    (config.folder / "begin_shop.py").write_text(MODULE, "utf-8")
-    monkeypatch.syspath_prepend(str(config.folder))
-    settings = {
-        "STORE_DSN": config.store_dsn,
-        "LOG_BOOTSTRAP_SERVERS": config.bootstrap_servers,
-        "LOG_PREFIX": other.log.prefix,
-        "VIEWS_SCHEMA_NAME": other.views.schema_name,
-        "ARCHIVE_PATH": other.archive_path,
-        "PROJECT_APP": "begin_shop:app",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(f"EVERSTATE_{name}", value)
-    done = CliRunner().invoke(cli, ["--project", str(config.folder), "log", "begin"])
-    assert done.exit_code == 0, done.stderr
-    assert f"everstate drift repair {ORDER.name}" in done.stdout
+    monkeypatch.setenv("EVERSTATE_VIEWS_SCHEMA_NAME", other.views.schema_name)
+    run = verbs(other, monkeypatch, app="begin_shop:app", code=MODULE)
+    code, told, errors = run("log", "begin")
+    assert code == 0, errors
+    assert f"everstate drift repair {ORDER.name}" in told
     assert relayed(other) == 0
     truth = PostgresTruth.of(other, ORDER.name, 1)
     assert check_drift(spark, other, ORDER, truth, repair=True).holds

@@ -7,7 +7,7 @@ real relay.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -32,7 +32,8 @@ from everstate.sources.outbox.pending import Transaction
 from everstate.sources.stores.postgres import EntityStore
 from everstate.testing.log_checker import check_log, read_topic
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
-from kit.settings import altered
+
+pytestmark = pytest.mark.settings(log={"partitions": 1}, topics=[ORDER.name])
 
 _CLEANED_S = 30.0
 _CLEANER_MS = 100
@@ -43,21 +44,6 @@ _COMPACT_AT_ONCE = {
     "min.compaction.lag.ms": "0",
     "delete.retention.ms": "0",
 }
-
-
-@pytest.fixture
-def config(config: Config) -> Config:
-    config = altered(config, log={"partitions": 1})
-    with Topics(config) as topics:
-        topics.ensure([ORDER.name])
-    return config
-
-
-@pytest.fixture
-def store(config: Config) -> Iterator[EntityStore]:
-    with EntityStore(config, ORDER) as store:
-        store.install()
-        yield store
 
 
 def relay(config: Config) -> None:

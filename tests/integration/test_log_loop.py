@@ -6,7 +6,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,8 @@ from everstate.log.loop import LogPartition, Membership, Send, TransactionalLoop
 from everstate.log.producer import Producer
 from everstate.log.topics import Topics
 from everstate.testing.log_checker import read_topic
-from kit.settings import altered
+
+pytestmark = pytest.mark.settings(database=False)
 
 
 class Copy:
@@ -54,12 +54,6 @@ class Copy:
 
     def is_due(self) -> bool:
         return False
-
-
-@pytest.fixture
-def config(stack: Any, topic_prefix: str) -> Config:
-    made = altered(stack.config, log={"prefix": topic_prefix})
-    return made
 
 
 @pytest.fixture

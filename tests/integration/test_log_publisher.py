@@ -21,7 +21,8 @@ from everstate.log.producer import Producer
 from everstate.log.publisher import OncePublisher, PublishedProgress
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
-from kit.settings import altered
+
+pytestmark = pytest.mark.settings(log={"partitions": 2}, database=False)
 
 RECORDS = 50
 # The table of the child is a file: a line is added when the batch is flagged published.
@@ -69,14 +70,8 @@ with OncePublisher(config, "relay") as publisher:
 
 
 @pytest.fixture
-def log_config(stack: Any, topic_prefix: str) -> Config:
-    config = altered(stack.config, log={"prefix": topic_prefix, "partitions": 2})
-    return config
-
-
-@pytest.fixture
-def topic(log_config: Config) -> Iterator[str]:
-    with Topics(log_config) as topics:
+def topic(config: Config) -> Iterator[str]:
+    with Topics(config) as topics:
         topics.ensure(["order"])
         names = topics.names
         yield names.changes("order")
@@ -103,23 +98,23 @@ def batch_of(topic: str, *texts: bytes) -> list[OutRecord]:
     return [OutRecord(topic, b"k", text) for text in texts]
 
 
-def test_batches_and_progress_survive_the_publisher(log_config: Config, topic: str) -> None:
-    with OncePublisher(log_config, "relay") as publisher:
+def test_batches_and_progress_survive_the_publisher(config: Config, topic: str) -> None:
+    with OncePublisher(config, "relay") as publisher:
         assert publisher.open() is None
         assert publisher.publish(1, iter(batch_of(topic, b"a", b"b")), b"rows 1-2") is True
         assert publisher.publish(2, [], b"nothing") is True
         assert publisher.publish(5, batch_of(topic, b"c"), b"\xff\x00") is True
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         assert publisher.open() == PublishedProgress(5, b"\xff\x00")
-    with OncePublisher(log_config, "other") as publisher:
+    with OncePublisher(config, "other") as publisher:
         assert publisher.open() is None
-    assert sorted(values(log_config, topic)) == [b"a", b"b", b"c"]
+    assert sorted(values(config, topic)) == [b"a", b"b", b"c"]
 
 
-def test_a_batch_that_the_log_has_is_not_sent_again(log_config: Config, topic: str) -> None:
-    with OncePublisher(log_config, "relay") as publisher:
+def test_a_batch_that_the_log_has_is_not_sent_again(config: Config, topic: str) -> None:
+    with OncePublisher(config, "relay") as publisher:
         publisher.publish(1, batch_of(topic, b"a"), b"one")
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         assert publisher.publish(1, batch_of(topic, b"a"), b"one") is False
         with pytest.raises(
             Fenced, match="the log already has batch 1, which another process wrote"
@@ -127,43 +122,43 @@ def test_a_batch_that_the_log_has_is_not_sent_again(log_config: Config, topic: s
             publisher.publish(1, batch_of(topic, b"z"), b"another batch of that number")
         with pytest.raises(Fenced, match="restored from a backup"):
             publisher.publish(0, batch_of(topic, b"z"), b"older")
-    assert values(log_config, topic) == [b"a"]
+    assert values(config, topic) == [b"a"]
 
 
 def test_progress_is_found_behind_many_batches_of_others(
-    log_config: Config, topic: str, monkeypatch: pytest.MonkeyPatch
+    config: Config, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everstate.log.publisher._WINDOW_RECORDS", 2)
-    with OncePublisher(log_config, "quiet") as quiet:
+    with OncePublisher(config, "quiet") as quiet:
         quiet.publish(7, [], b"seven")
-    with OncePublisher(log_config, "busy") as busy:
+    with OncePublisher(config, "busy") as busy:
         for batch in range(1, 21):
             busy.publish(batch, [], b"")
-    with OncePublisher(log_config, "quiet") as quiet:
+    with OncePublisher(config, "quiet") as quiet:
         assert quiet.open() == PublishedProgress(7, b"seven")
 
 
 @pytest.mark.parametrize("point", ["before begin", "after produce", "after commit"])
 def test_c3_a_publisher_killed_at_any_point_neither_loses_nor_doubles(
-    log_config: Config, topic: str, tmp_path: Path, point: str
+    config: Config, topic: str, tmp_path: Path, point: str
 ) -> None:
     table = tmp_path / "table"
     table.touch()
-    assert finish(run_child(log_config, topic, table, point, batches=9)) == -signal.SIGKILL
+    assert finish(run_child(config, topic, table, point, batches=9)) == -signal.SIGKILL
     assert table.read_text().split() == ["1", "2"]
-    assert finish(run_child(log_config, topic, table, "never", batches=9)) == 0
-    assert_each_once(log_config, topic, range(1, 10))
+    assert finish(run_child(config, topic, table, "never", batches=9)) == 0
+    assert_each_once(config, topic, range(1, 10))
 
 
 @pytest.mark.slow
 def test_c3_a_publisher_killed_at_random_moments_neither_loses_nor_doubles(
-    log_config: Config, topic: str, tmp_path: Path
+    config: Config, topic: str, tmp_path: Path
 ) -> None:
     table = tmp_path / "table"
     table.touch()
     moments = random.Random(3)
     for _ in range(4):
-        child = run_child(log_config, topic, table, "never", batches=10_000)
+        child = run_child(config, topic, table, "never", batches=10_000)
         assert child.stdout is not None
         assert child.stdout.readline() == b"open\n"
         time.sleep(moments.uniform(0.02, 0.6))
@@ -171,8 +166,8 @@ def test_c3_a_publisher_killed_at_random_moments_neither_loses_nor_doubles(
         child.wait(30)
         child.stdout.close()
     done = len(table.read_text().split())
-    assert finish(run_child(log_config, topic, table, "never", batches=done + 3)) == 0
-    assert_each_once(log_config, topic, range(1, done + 4))
+    assert finish(run_child(config, topic, table, "never", batches=done + 3)) == 0
+    assert_each_once(config, topic, range(1, done + 4))
 
 
 def run_child(
@@ -196,8 +191,8 @@ def assert_each_once(config: Config, topic: str, batches: range) -> None:
     assert sorted(values(config, topic)) == wanted
 
 
-def test_c3_an_older_instance_is_fenced_for_good(log_config: Config, topic: str) -> None:
-    with OncePublisher(log_config, "relay") as old, OncePublisher(log_config, "relay") as new:
+def test_c3_an_older_instance_is_fenced_for_good(config: Config, topic: str) -> None:
+    with OncePublisher(config, "relay") as old, OncePublisher(config, "relay") as new:
         old.publish(1, batch_of(topic, b"old 1"), b"1")
         assert new.open() == PublishedProgress(1, b"1")
         for _ in range(2):
@@ -206,36 +201,36 @@ def test_c3_an_older_instance_is_fenced_for_good(log_config: Config, topic: str)
         with pytest.raises(Fenced):
             old.open()
         new.publish(2, batch_of(topic, b"new 2"), b"2")
-    assert values(log_config, topic) == [b"old 1", b"new 2"]
+    assert values(config, topic) == [b"old 1", b"new 2"]
 
 
 def test_c3_an_open_transaction_of_the_older_instance_is_aborted(
-    log_config: Config, topic: str
+    config: Config, topic: str
 ) -> None:
-    old = Producer(log_config, transactional_id=f"{log_config.log.prefix}.relay")
+    old = Producer(config, transactional_id=f"{config.log.prefix}.relay")
     old.init()
     old.begin()
     old.send_many(batch_of(topic, b"torn"))
     old.flush()
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         assert publisher.open() is None
         publisher.publish(1, batch_of(topic, b"whole"), b"")
-    assert values(log_config, topic) == [b"whole"]
+    assert values(config, topic) == [b"whole"]
     with pytest.raises(Fenced):
         old.commit()
     old.discard()
 
 
 def test_c3_progress_hidden_by_another_open_transaction_is_waited_for(
-    log_config: Config, topic: str
+    config: Config, topic: str
 ) -> None:
-    progress = Topics(log_config).names.progress
-    hanging = Producer(log_config, transactional_id=f"{log_config.log.prefix}.hanging")
+    progress = Topics(config).names.progress
+    hanging = Producer(config, transactional_id=f"{config.log.prefix}.hanging")
     hanging.init()
     hanging.begin()
     hanging.send(OutRecord(progress, b"hanging", b"", [("batch", b"1")]))
     hanging.flush()
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         # Its progress is committed at once, but no reader sees it yet: behind the open one.
         with pytest.raises(Unavailable, match="because of an open transaction"):
             publisher.open(timeout_s=2)
@@ -247,34 +242,34 @@ def test_c3_progress_hidden_by_another_open_transaction_is_waited_for(
 
 
 def test_a_refused_record_takes_its_whole_batch_back_and_holds_nobody_up(
-    log_config: Config, topic: str
+    config: Config, topic: str
 ) -> None:
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         publisher.publish(1, batch_of(topic, b"a"), b"1")
         big = OutRecord(topic, b"big", b"x" * 3_145_728)
         with pytest.raises(RecordRefused, match="'big'"):
             publisher.publish(2, [*batch_of(topic, b"torn"), big], b"2")
-        settle(log_config, topic)
+        settle(config, topic)
         assert publisher.publish(2, batch_of(topic, b"b"), b"2 without it") is True
-    assert values(log_config, topic) == [b"a", b"b"]
+    assert values(config, topic) == [b"a", b"b"]
 
 
 def test_c2_changes_state_and_progress_are_visible_together_or_not_at_all(
-    log_config: Config, topic: str
+    config: Config, topic: str
 ) -> None:
     state = topic.replace(".changes.", ".state.")
     whole = [OutRecord(topic, b"k", b"1"), OutRecord(state, b"k", b"1")]
     torn = [OutRecord(topic, b"k", b"2"), OutRecord(state, b"k", b"x" * 3_145_728)]
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         publisher.publish(1, whole, b"1")
         with pytest.raises(RecordRefused):
             publisher.publish(2, torn, b"2")
-    assert values(log_config, topic) == values(log_config, state) == [b"1"]
-    with OncePublisher(log_config, "relay") as publisher:
+    assert values(config, topic) == values(config, state) == [b"1"]
+    with OncePublisher(config, "relay") as publisher:
         assert publisher.open() == PublishedProgress(1, b"1")
 
 
-def test_a_batch_that_fails_in_the_making_is_taken_back(log_config: Config, topic: str) -> None:
+def test_a_batch_that_fails_in_the_making_is_taken_back(config: Config, topic: str) -> None:
     def torn() -> Iterator[OutRecord]:
         yield OutRecord(topic, b"k", b"torn")
         raise ValueError("the row cannot be read")
@@ -283,21 +278,21 @@ def test_a_batch_that_fails_in_the_making_is_taken_back(log_config: Config, topi
         def __iter__(self) -> Iterator[OutRecord]:
             return torn()
 
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         with pytest.raises(ValueError, match="cannot be read"):
             publisher.publish(1, Lazy(), b"1")
-        settle(log_config, topic)
+        settle(config, topic)
         publisher.publish(1, batch_of(topic, b"whole"), b"1")
-    assert values(log_config, topic) == [b"whole"]
+    assert values(config, topic) == [b"whole"]
 
 
-def test_a_missing_progress_topic_is_told(log_config: Config) -> None:
-    with OncePublisher(log_config, "relay") as publisher, pytest.raises(LogError, match="progress"):
+def test_a_missing_progress_topic_is_told(config: Config) -> None:
+    with OncePublisher(config, "relay") as publisher, pytest.raises(LogError, match="progress"):
         publisher.open()
 
 
 def test_a_commit_with_unknown_outcome_is_asked_for_and_not_sent_again(
-    log_config: Config, topic: str, monkeypatch: pytest.MonkeyPatch
+    config: Config, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = []
     commit = Producer.commit
@@ -308,19 +303,19 @@ def test_a_commit_with_unknown_outcome_is_asked_for_and_not_sent_again(
         if len(commits) == 1:
             raise Unavailable("the answer was lost.")
 
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         monkeypatch.setattr(Producer, "commit", commit_unheard)
         assert publisher.publish(1, batch_of(topic, b"a"), b"1") is True
         assert publisher.publish(2, batch_of(topic, b"b"), b"2") is True
     assert len(commits) == 2
-    assert values(log_config, topic) == [b"a", b"b"]
+    assert values(config, topic) == [b"a", b"b"]
 
 
 def test_a_broker_away_for_seconds_only_delays_a_batch(
-    stack: Any, log_config: Config, topic: str
+    stack: Any, config: Config, topic: str
 ) -> None:
     broker = stack.servers.pid("kafka")
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         publisher.publish(1, batch_of(topic, b"a"), b"1")
         os.kill(broker, signal.SIGSTOP)
         resume = threading.Timer(6, os.kill, (broker, signal.SIGCONT))
@@ -332,7 +327,7 @@ def test_a_broker_away_for_seconds_only_delays_a_batch(
         finally:
             resume.join()
             os.kill(broker, signal.SIGCONT)
-    assert values(log_config, topic) == [b"a", b"b"]
+    assert values(config, topic) == [b"a", b"b"]
 
 
 class KilledHalfway(list[OutRecord]):
@@ -353,7 +348,7 @@ class KilledHalfway(list[OutRecord]):
 @pytest.mark.full
 @pytest.mark.slow
 def test_c3_a_broker_killed_within_a_batch_neither_loses_nor_doubles_it(
-    stack: Any, log_config: Config, topic: str
+    stack: Any, config: Config, topic: str
 ) -> None:
     """The broker comes back while the batch is asked for, and while it is sent again."""
     restarts: list[threading.Timer] = []
@@ -363,7 +358,7 @@ def test_c3_a_broker_killed_within_a_batch_neither_loses_nor_doubles_it(
         restarts.append(threading.Timer(1.5, stack.servers.restart, ("kafka",)))
         restarts[-1].start()
 
-    with OncePublisher(log_config, "relay") as publisher:
+    with OncePublisher(config, "relay") as publisher:
         for batch in range(1, 31):
             records = [OutRecord(topic, b"k", b"%d-%d" % (batch, n)) for n in range(RECORDS)]
             if batch in (10, 20):
@@ -372,4 +367,4 @@ def test_c3_a_broker_killed_within_a_batch_neither_loses_nor_doubles_it(
     for restart in restarts:
         restart.join()
     assert len(restarts) == 2
-    assert_each_once(log_config, topic, range(1, 31))
+    assert_each_once(config, topic, range(1, 31))

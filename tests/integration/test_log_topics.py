@@ -11,32 +11,29 @@ from everstate.errors import LogError, LogIdentityChanged
 from everstate.log.topics import Topics
 from kit.settings import altered
 
+pytestmark = pytest.mark.settings(log={"partitions": 2}, database=False)
+
 
 def changed(config: Config, **fields: Any) -> Config:
     return altered(config, log=fields)
 
 
 @pytest.fixture
-def log_config(stack: Any, topic_prefix: str) -> Config:
-    return changed(stack.config, prefix=topic_prefix, partitions=2)
-
-
-@pytest.fixture
-def topics(log_config: Config) -> Iterator[Topics]:
-    with Topics(log_config) as topics:
+def topics(config: Config) -> Iterator[Topics]:
+    with Topics(config) as topics:
         yield topics
         names = topics.names
         entity_topics = [names.changes("order"), names.state("order"), names.dead("order")]
         topics.delete([*entity_topics, names.dead_unknown, names.progress])
 
 
-def test_topics_are_made_as_configured(topics: Topics, log_config: Config) -> None:
+def test_topics_are_made_as_configured(topics: Topics, config: Config) -> None:
     assert topics.ensure(["order"]) == ()
     changes = topics.config(topics.names.changes("order"))
     assert changes["cleanup.policy"] == "delete"
     assert changes["retention.ms"] == str(72 * 3_600_000)
     assert changes["message.timestamp.type"] == "CreateTime"
-    assert int(changes["max.message.bytes"]) > log_config.log.message_bytes_max
+    assert int(changes["max.message.bytes"]) > config.log.message_bytes_max
     assert topics.config(topics.names.state("order"))["cleanup.policy"] == "compact"
     assert topics.config(topics.names.dead("order"))["retention.ms"] == str(720 * 3_600_000)
     assert topics.config(topics.names.progress)["cleanup.policy"] == "compact"
@@ -52,10 +49,10 @@ def test_ensure_twice_changes_nothing(topics: Topics) -> None:
 
 
 def test_other_settings_are_reported_not_changed(
-    topics: Topics, log_config: Config, caplog: pytest.LogCaptureFixture
+    topics: Topics, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     topics.ensure(["order"])
-    other = changed(log_config, partitions=3, changes_retention_hours=1)
+    other = changed(config, partitions=3, changes_retention_hours=1)
     with Topics(other) as second, caplog.at_level(logging.WARNING, "everstate.log"):
         found = {(d.topic, d.setting): (d.wanted, d.found) for d in second.ensure(["order"])}
     name = topics.names.changes("order")
@@ -65,9 +62,9 @@ def test_other_settings_are_reported_not_changed(
     assert f"{name}: partitions is 2, but 3 is configured" in caplog.messages
 
 
-def test_a_raised_message_size_is_carried_out(topics: Topics, log_config: Config) -> None:
+def test_a_raised_message_size_is_carried_out(topics: Topics, config: Config) -> None:
     topics.ensure(["order"])
-    with Topics(changed(log_config, message_bytes_max=3_000_000)) as second:
+    with Topics(changed(config, message_bytes_max=3_000_000)) as second:
         assert second.ensure(["order"]) == ()
     size = topics.config(topics.names.changes("order"))["max.message.bytes"]
     assert int(size) > 3_000_000

@@ -43,7 +43,7 @@ from everstate.sources.outbox.compose import Composer, read_rows
 from everstate.sources.outbox.pending import Pending, Transaction
 from everstate.sources.stores.postgres import EntityStore
 from kit.settings import altered
-from outbox_service import CLICK, PURCHASE, SHOP, Click, Purchase, make_service
+from outbox_service import CLICK, PURCHASE, SHOP, Click, Purchase
 
 PLAIN = """
 SELECT everstate_store.emit('purchase', {key}, {before}, {after},
@@ -51,13 +51,6 @@ SELECT everstate_store.emit('purchase', {key}, {before}, {after},
 """
 
 DEEP = "[" * 101 + "]" * 101
-
-
-@pytest.fixture
-def service(database: str) -> Iterator[psycopg.Connection[Any]]:
-    make_service(database)
-    with psycopg.connect(database, autocommit=True) as connection:
-        yield connection
 
 
 def outbox(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -11,30 +10,17 @@ import pytest
 from psycopg import sql
 
 from everstate.config import Config
-from everstate.log.topics import TopicNames, Topics
+from everstate.log.topics import TopicNames
 from everstate.sources.outbox import Installation, Relay, install_outbox
 from everstate.testing.log_checker import read_topic
 from kit.settings import altered
-from outbox_service import CLICK, PURCHASE, click, make_service, problems, set_total
+from outbox_service import CLICK, PURCHASE, click, problems, set_total
+
+pytestmark = pytest.mark.settings(topics=["purchase", "click"], store={"relay_poll_ms": 5})
 
 Service = psycopg.Connection[Any]
 TYPES = (PURCHASE, CLICK)
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def config(config: Config, database: str) -> Config:
-    config = altered(config, store={"relay_poll_ms": 5})
-    with Topics(config) as topics:
-        topics.ensure(each.name for each in TYPES)
-    make_service(database)
-    return config
-
-
-@pytest.fixture
-def service(config: Config) -> Iterator[Service]:
-    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
-        yield connection
 
 
 def drain(config: Config, relay: Relay) -> None:

@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
-from typer.testing import CliRunner
 
 from everstate.changes import EntityType
-from everstate.cli import cli
 from everstate.config import Config
 from everstate.errors import ImportFailed
 from everstate.sources.stores.postgres import EntityStore, Imported, import_file, importing
 from everstate.testing.store_contract import CLERK
+from kit.verbs import verbs
 
 
 class Part(BaseModel):
@@ -239,7 +238,7 @@ def test_an_import_that_was_interrupted_goes_on_with_no_state_twice_and_none_los
 def test_the_verb_imports_a_file_and_tells_the_row_of_a_bad_one(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shop_of_import.py").write_text(
+    code = (
         "from pydantic import BaseModel\n"
         "from everstate.app import App\n"
         "app = App('shop')\n"
@@ -247,19 +246,13 @@ def test_the_verb_imports_a_file_and_tells_the_row_of_a_bad_one(
         "class Thing(BaseModel):\n"
         "    thing_id: str\n"
     )
-    (tmp_path / "everstate.toml").write_text(
-        "[project]\napp = 'shop_of_import:app'\n"
-        f"[store]\ndsn = '{config.store_dsn}'\n"
-        f"[log]\nbootstrap_servers = '{config.bootstrap_servers}'\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+    run = verbs(config, monkeypatch, "import", "thing", app="shop_of_import:app", code=code)
     good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
     good.write_text("thing_id\na\nb\n")
     bad.write_text("thing_id\na\n\n\x00,\n")
-    run = CliRunner().invoke
-    told = run(cli, ["-C", str(tmp_path), "import", "thing", str(good), "--json"])
-    assert told.exit_code == 0, told.output
-    assert json.loads(told.stdout) == {"rows": 2, "changes": 2, "unchanged": 0}
-    failed = run(cli, ["-C", str(tmp_path), "import", "thing", str(bad)])
-    assert failed.exit_code == 2
-    assert "bad.csv, row 3: " in failed.stderr
+    done, told, errors = run(str(good), "--json")
+    assert done == 0, errors
+    assert json.loads(told) == {"rows": 2, "changes": 2, "unchanged": 0}
+    done, _, errors = run(str(bad))
+    assert done == 2
+    assert "bad.csv, row 3: " in errors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -16,28 +15,16 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.sources.outbox import Relay, parked, read_status
 from everstate.sources.outbox.pending import read_page
 from everstate.testing.log_checker import check_log, read_topic
-from kit.settings import altered
-from outbox_service import CLICK, PURCHASE, click, make_service, problems, set_total
+from outbox_service import CLICK, PURCHASE, click, problems, set_total
+
+pytestmark = pytest.mark.settings(
+    topics=["purchase", "click"], store={"relay_poll_ms": 5, "relay_batch_rows": 40}
+)
 
 MANY = 110
 TYPES = (PURCHASE, CLICK)
 PATIENCE_S = 400.0
 Service = psycopg.Connection[Any]
-
-
-@pytest.fixture
-def config(config: Config, database: str) -> Config:
-    config = altered(config, store={"relay_poll_ms": 5, "relay_batch_rows": 40})
-    with Topics(config) as topics:
-        topics.ensure(each.name for each in TYPES)
-    make_service(database)
-    return config
-
-
-@pytest.fixture
-def service(config: Config) -> Iterator[Service]:
-    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
-        yield connection
 
 
 def limit(config: Config, value: str) -> str:

@@ -14,7 +14,6 @@ import psycopg
 import pytest
 
 from everstate.config import Config
-from everstate.log.topics import Topics
 from everstate.sources.outbox import Relay
 from everstate.sources.outbox.pending import Pending, PendingPage, Transaction
 from everstate.sources.stores.postgres import EntityStore
@@ -24,16 +23,10 @@ from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 from kit.settings import altered
 from tiers import counted
 
+pytestmark = pytest.mark.settings(store={"relay_batch_rows": 50}, topics=[ORDER.name])
+
 HELD_OPEN_S = counted(1.0, full=10.0)
 _COLUMNS = "id, xid::text, entity, key, bytes"
-
-
-@pytest.fixture
-def config(config: Config) -> Config:
-    config = altered(config, store={"relay_batch_rows": 50})
-    with Topics(config) as topics:
-        topics.ensure([ORDER.name])
-    return config
 
 
 @pytest.fixture

@@ -39,20 +39,9 @@ from everstate.sources.stores.postgres.database import connect
 from everstate.testing.log_checker import check_log, read_topic
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 from kit.settings import altered
+from kit.waiting import until
 
-
-@pytest.fixture
-def config(config: Config) -> Config:
-    with Topics(config) as topics:
-        topics.ensure([ORDER.name])
-    return config
-
-
-@pytest.fixture
-def store(config: Config) -> Iterator[EntityStore]:
-    with EntityStore(config, ORDER) as store:
-        store.install()
-        yield store
+pytestmark = pytest.mark.settings(topics=[ORDER.name])
 
 
 @pytest.fixture
@@ -227,9 +216,7 @@ def test_C4_what_the_broker_refuses_blocks_itself_its_transaction_and_its_keys_o
         put(store, "free", "2")
         for number in range(20):
             put(store, f"other-{number}")
-        deadline = time.monotonic() + 30
-        while drain(relay) or not status_of(config).blocked:
-            assert time.monotonic() < deadline
+        until(lambda: not drain(relay) and status_of(config).blocked, 30)
         (blocked,) = status_of(config).blocked
         assert (blocked.entity, blocked.key, blocked.version) == ("order", "big", 2)
         assert "larger" in blocked.reason

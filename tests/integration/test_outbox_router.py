@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ import pymysql
 import pytest
 from pydantic import BaseModel
 
-from capture_cases import MariaSource, capture_config, eventually, maria_source, raw_count
+from capture_cases import CONNECTED, MariaSource, eventually, maria_source, raw_count
 from clean_role import CleanRole
 from everstate.app import App
 from everstate.changes import Provenance
@@ -34,8 +35,11 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.preview import preview
+from everstate.sources.cdc.restarting import restarters_of
 from everstate.sources.cdc.rows import AGGREGATE
 from everstate.sources.cdc.snapshots import snapshot
+
+pytestmark = CONNECTED
 
 KEYS = 7
 SAID = {"apiVersion": "v1", "serviceName": "shop", "identifier": "web-3", "actor": "eva"}
@@ -180,11 +184,6 @@ def source(mariadb: str) -> Iterator[MariaSource]:
     yield from maria_source(mariadb)
 
 
-@pytest.fixture
-def config(connect: Any, topic_prefix: str) -> Config:
-    return capture_config(connect.config, topic_prefix)
-
-
 def messages(config: Config, topic: str) -> list[dict[str, Any]]:
     with Consumer(config) as consumer:
         return [json.loads(record.value or b"null") for record in consumer.read_topic(topic)]
@@ -232,11 +231,8 @@ def test_what_cannot_go_on_is_told_and_goes_on_when_it_is_mended(
 
     def catch_up() -> None:
         cleaned = cleaning_of(config, app, next(iter(app.captures)))
-        cleaner = Cleaner(config, cleaned, session=lambda: spark)
-        try:
+        with closing(Cleaner(config, cleaned, session=lambda: spark)) as cleaner:
             cleaner.catch_up()
-        finally:
-            cleaner.close()
 
     catch_up()
     before_ms = int(time.time() * 1000)
@@ -327,3 +323,50 @@ def test_the_log_equals_what_a_service_committed_whatever_is_killed(
     assert read_held(config, "shop") == []
     assert {one.outcome for one in previewed} <= {"whole", "deleted"}
     assert len(previewed) == 4
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_what_a_prepared_transaction_emitted_is_told_when_it_is_rolled_back_and_can_be_taken_back(
+    config: Config, source: MariaSource, spark: Any
+) -> None:
+    app = app_of(source)
+    capture = app.capture_of("shop")
+    capturing = Capturing(config, capture, local=True)
+    (restarter,) = restarters_of({"shop": capture}, {}, lambda: config)
+    names = TopicNames(config.log.prefix)
+    Service(source).make_tables()
+
+    def emit(version: int, before: int | None, after: int) -> tuple[str, tuple[str, ...]]:
+        payload = json.dumps(change_of(version, before, after))
+        insert = "INSERT INTO outbox VALUES (%s, 'Order', 'o-1', 'OrderWritten', %s)"
+        return insert, (str(uuid.uuid4()), payload)
+
+    def totals() -> list[int]:
+        return [
+            each["currentEntityState"]["total"] for each in messages(config, names.changes("order"))
+        ]
+
+    def told() -> tuple[str, ...]:
+        restarter.step()
+        return capturing.status().problems
+
+    role = None
+    try:
+        capturing.add()
+        role = CleanRole(lambda: cleaner(config, app))
+        source.run(emit(1, None, 5))
+        source.run("XA START 'x'", emit(2, 5, 6), "XA END 'x'", "XA PREPARE 'x'", "XA ROLLBACK 'x'")
+        assert eventually(lambda: totals() == [5, 6], 60)
+        assert eventually(lambda: "what it emitted is published" in str(told()), 60), told()
+        source.run(emit(3, 6, 5))
+        assert eventually(lambda: totals() == [5, 6, 5], 60)
+        capturing.begin_epoch()
+        assert eventually(lambda: told() == () and capturing.status().well, 60), told()
+        source.run(emit(4, 5, 7))
+        assert eventually(lambda: totals() == [5, 6, 5, 7], 60)
+        assert messages(config, names.dead("order")) == []
+    finally:
+        if role is not None:
+            role.end()
+        capturing.remove(drop=True, topics=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -47,13 +46,6 @@ operations = st.lists(
     ),
     max_size=20,
 )
-
-
-@pytest.fixture
-def store(config: Config) -> Iterator[EntityStore]:
-    with EntityStore(config, ORDER) as store:
-        store.install()
-        yield store
 
 
 def recorded(config: Config) -> list[Recorded]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 from test_subscriptions import served
-from test_view_rows_http import orders
 
 from everstate.changes import Provenance
 from everstate.client import Client
@@ -18,7 +17,7 @@ from everstate.sources.stores.postgres import EntityStore
 from reading_cases import Orders
 from tiers import counted
 
-__all__ = ["orders"]
+pytestmark = pytest.mark.settings(api={"port": 0, "page_max": 100})
 
 WRITERS = 4
 WRITES = counted(25, full=250)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from everstate.archive.layout import table_path
 from everstate.parts import Part, read_states
 from everstate.pipeline.application import PipelineApplication
 from kit.models import Seat
+from kit.waiting import until
 
 BROKEN = "archive-seat"
 
@@ -45,23 +45,16 @@ def part(world: World, name: str) -> Part | None:
     return next((state.parts[name] for state in states if name in state.parts), None)
 
 
-def soon(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def test_an_archive_that_cannot_go_on_ends_no_other_and_says_why(world: World) -> None:
     seats = Path(table_path(world.config, "seat"))
     seats.parent.mkdir(parents=True, exist_ok=True)
     seats.write_text("somebody's file, where the archive of seats should be")
     world.keeper().close()  # It makes the tables, so that they can be asked.
     with running(world):
-        soon(lambda: (found := part(world, BROKEN)) is not None and found.state == "waiting")
+        until(lambda: (found := part(world, BROKEN)) is not None and found.state == "waiting")
         world.send(*[world.put(f"o-{n}", "NL", "150.00") for n in range(10)])
-        soon(lambda: world.rows("SELECT orders FROM by_country") == [(10,)])
-        soon(lambda: archived(world) == 10)
+        until(lambda: world.rows("SELECT orders FROM by_country") == [(10,)])
+        until(lambda: archived(world) == 10)
         waits = part(world, BROKEN)
         assert waits is not None
         assert waits.state == "waiting"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from everstate.errors import (
     DataLoss,
@@ -27,21 +24,10 @@ from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.record import OutRecord, Record
 from everstate.serving.changes import Delivery
-from everstate.serving.pool import close_pools
 from everstate.serving.source import RecordSource
 from kit.view_orders import START
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import PARTITIONS, Orders, orders_app, orders_config, versions_of
-from running_stack import RunningStack
-
-
-@pytest.fixture
-def orders(
-    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Iterator[Orders]:
-    with PostgresKeptOrders.installed(database) as kept:
-        yield Orders(orders_config(stack, database, topic_prefix, tmp_path), kept)
-    close_pools()
+from log_cases import forget
+from reading_cases import PARTITIONS, Orders, orders_app, versions_of
 
 
 def by_partition(found: Iterable[Delivery]) -> dict[int, list[Record]]:
@@ -106,7 +92,7 @@ def test_what_the_log_has_no_more_comes_from_the_archive(orders: Orders, mixed: 
     archive = orders.archive(ends)
     if mixed:
         archive.mix()
-    forget(orders, {p: end - 1 for p, end in ends.items()})
+    forget(orders.config, orders.topic, {p: end - 1 for p, end in ends.items()})
     again = list(app.changes("order", since="beginning", until="now", config=config))
     assert by_partition(again) == by_partition(whole)
     for number in (3, 20):
@@ -121,7 +107,7 @@ def test_a_reader_whose_next_offset_expires_goes_on_in_the_archive(orders: Order
     stream = iter(app.changes("order", since="beginning", until="now", config=config))
     first = next(stream)
     orders.archive(orders.kept.vector())
-    forget(orders, orders.kept.vector())
+    forget(orders.config, orders.topic, orders.kept.vector())
     rest = list(app.changes("order", since=first.token, until="now", config=config))
     assert len(rest) == 23
     assert len(list(stream)) == 23
@@ -130,17 +116,9 @@ def test_a_reader_whose_next_offset_expires_goes_on_in_the_archive(orders: Order
 def test_what_neither_log_nor_archive_has_is_loss_and_not_a_shorter_answer(orders: Orders) -> None:
     orders.send(*woven(orders))
     orders.keep()
-    forget(orders, orders.kept.vector())
+    forget(orders.config, orders.topic, orders.kept.vector())
     with pytest.raises(DataLoss, match="neither in the log nor in the archive"):
         list(orders.app.changes("order", since="beginning", config=orders.config))
-
-
-def forget(orders: Orders, offsets: dict[int, int]) -> None:
-    """Let the log delete what lies before these offsets."""
-    admin = AdminClient({"bootstrap.servers": orders.config.bootstrap_servers})
-    before = [TopicPartition(orders.topic, p, offset) for p, offset in offsets.items()]
-    for deleted in admin.delete_records(before).values():
-        deleted.result(30)
 
 
 def test_held_changes_that_are_near_each_other_are_read_together(
@@ -164,10 +142,10 @@ def test_held_changes_that_are_near_each_other_are_read_together(
     assert asked == [(899, 900), (300, 339), (2, 3)]
 
     orders.archive({partition: 400})
-    forget(orders, {partition: 310})
+    forget(orders.config, orders.topic, {partition: 310})
     with closing(RecordSource(orders.config, "order")) as source:
         assert source.fetch(partition, wanted) == found
-        forget(orders, {partition: 401})
+        forget(orders.config, orders.topic, {partition: 401})
         assert source.fetch(partition, wanted) == found
         with pytest.raises(DataLoss, match="offsets 400 to 410"):
             source.fetch(partition, [400, 410])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,25 +18,13 @@ from everstate.serving import snapshots as snapshots_module
 from everstate.serving.changes import Changes
 from everstate.serving.in_effect import in_effect
 from everstate.serving.places import position_of
-from everstate.serving.pool import close_pools
 from everstate.views.trailing import Exceptions
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import Orders, orders_config
-from running_stack import RunningStack
+from reading_cases import Orders
 from tiers import counted
 
 READERS = counted(20, full=200)
 SECONDS = counted(3.0, full=20.0)
 VIEWS = ("order_latest", "open_orders", "totals")
-
-
-@pytest.fixture
-def orders(
-    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Iterator[Orders]:
-    with PostgresKeptOrders.installed(database) as kept:
-        yield Orders(orders_config(stack, database, topic_prefix, tmp_path), kept)
-    close_pools()
 
 
 @dataclass

@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import count, takewhile
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,19 +16,20 @@ import msgspec
 import pytest
 from keep_cases import WHO, Order, World, drain
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
 import everstate
-from everstate.changes import Change, Kind, new_change_id
-from everstate.cli import cli
-from everstate.config import load
+from everstate.changes import Change, Kind
+from everstate.config import Config
 from everstate.errors import InvalidQuery, InvalidToken, UnknownView
 from everstate.log.record import OutRecord
 from everstate.pipeline.requests.answers import Answers
 from everstate.pipeline.requests.moment import Moment
 from everstate.pipeline.requests.query import Queries, QueryResult
 from everstate.serving.pool import close_pools
-from running_stack import RunningStack
+from kit.changes import change_of
+from kit.verbs import verbs
+
+pytestmark = pytest.mark.settings(log={"partitions": 2}, archive={"trigger_s": 1})
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -55,20 +55,8 @@ class History(World):
             None if amount is None else Order(order_id=key, country=country, amount=Decimal(amount))
         )
         self.states[key] = (version + 1, now)
-        kind = Kind.CREATED if before is None else Kind.UPDATED
-        change: Change[Any] = Change(
-            id=new_change_id(),
-            entity=self.entity,
-            schema_version=1,
-            key=key,
-            version=version + 1,
-            kind=Kind.DELETED if now is None else kind,
-            occurred_at=at(happened),
-            recorded_at=at(recorded),
-            provenance=WHO,
-            current=now,
-            original=before,
-        )
+        times = {"occurred_at": at(happened), "recorded_at": at(recorded)}
+        change = change_of(self.entity, key, version + 1, now, before, who=WHO, **times)
         self.told.append(change)
         return OutRecord(self.topic, *self.codec.encode(change))
 
@@ -102,19 +90,7 @@ class History(World):
 
 
 @pytest.fixture
-def world(
-    stack: RunningStack, database: str, topic_prefix: str, spark: SparkSession, tmp_path: Path
-) -> Iterator[History]:
-    config = load(
-        tmp_path,
-        store={"dsn": database},
-        log={
-            "bootstrap_servers": stack.bootstrap_servers,
-            "prefix": topic_prefix,
-            "partitions": 2,
-        },
-        archive={"trigger_s": 1},
-    )
+def world(config: Config, spark: SparkSession) -> Iterator[History]:
     made = History(config, spark)
     random = Random(3)
     records = []
@@ -318,30 +294,24 @@ def answering(world: History) -> Iterator[None]:
 
 @pytest.mark.full
 def test_the_verb_asks_the_running_pipeline_and_shows_what_was_kept(
-    world: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = world.config
-    (tmp_path / "shop.py").write_text("from keep_cases import orders_app\napp = orders_app()\n")
-    (tmp_path / "everstate.toml").write_text(
-        f'[project]\napp = "shop:app"\n[store]\ndsn = "{config.store_dsn}"\n'
-        f'[log]\nbootstrap_servers = "{config.bootstrap_servers}"\nprefix = "{config.log.prefix}"\n'
-    )
-    monkeypatch.chdir(tmp_path)
+    made = "from keep_cases import orders_app\napp = orders_app()\n"
+    run = verbs(world.config, monkeypatch, "views", "query", app="past_shop:app", code=made)
 
-    def query(*words: str, code: int = 0) -> Any:
-        done = CliRunner().invoke(cli, ["views", "query", *words])
-        assert done.exit_code == code, done.output
-        return done
+    def query(*words: str, code: int = 0) -> tuple[str, str]:
+        done, shown, said = run(*words)
+        assert done == code, said
+        return shown, said
 
     with answering(world):
-        asked = query("by_country", "--at", at(17.5).isoformat(), "--json")
-        rows = {row["country"]: row["orders"] for row in json.loads(asked.stdout)}
+        shown, said = query("by_country", "--at", at(17.5).isoformat(), "--json")
+        rows = {row["country"]: row["orders"] for row in json.loads(shown)}
         wanted = {country: count for country, (count, _) in world.by_country(at(17.5)).items()}
         assert rows == wanted
-        assert "computed in" in asked.stderr, "by the pipeline"
+        assert "computed in" in said, "by the pipeline"
         query("by_country", "--at", "2026-05-01T00:00", code=2)
         query("nothing", code=2)
-        token = query("by_country", "--position", world.middle[1])
-        assert "2 rows" in token.stderr
+        assert "2 rows" in query("by_country", "--position", world.middle[1])[1]
     again = query("by_country", "--at", at(17.5).isoformat())
-    assert "kept from before" in again.stderr
+    assert "kept from before" in again[1]

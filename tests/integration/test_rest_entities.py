@@ -13,7 +13,7 @@ import httpx
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from rest_cases import DESK, EVA, MERGE, PATCH, client, configured, hotel
+from rest_cases import DESK, EVA, MERGE, PATCH, client, hotel
 
 from callers import caller_entry
 from everstate.config import Config
@@ -21,11 +21,6 @@ from kit.settings import altered
 
 _OUTBOX = "SELECT * FROM everstate_store.outbox ORDER BY id"
 PROBLEM = "application/problem+json"
-
-
-@pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    return configured(stack.config, database, topic_prefix)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -14,13 +13,12 @@ import psycopg
 import pytest
 from psycopg import sql
 from pyspark.sql import SparkSession
-from rest_cases import DESK, client, configured, hotel
+from rest_cases import DESK, client, hotel
 
 from everstate.app import App
 from everstate.changes import Kind, Provenance
 from everstate.config import Config
 from everstate.errors import EventConflict, Unavailable
-from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames, Topics
@@ -28,7 +26,10 @@ from everstate.pipeline.archiving.archiver import Archiver
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.proof.verify import verify_views
 from everstate.sources.crud.events import EventLog
+from everstate.testing.log_checker import read_topic
 from kit.settings import altered
+
+pytestmark = pytest.mark.settings(archive={"trigger_s": 1})
 
 SPACE = UUID("0199c8a2-7c11-7d3e-9a55-0d8f2f6b1c77")
 
@@ -53,20 +54,13 @@ def events_only() -> App:
 
 
 @pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str, tmp_path: Path) -> Config:
-    config = configured(stack.config, database, topic_prefix)
-    return altered(config, archive={"path": str(tmp_path / "lake"), "trigger_s": 1})
-
-
-@pytest.fixture
 def api(config: Config) -> Iterator[httpx.Client]:
     with client(config, hotel()) as made:
         yield made
 
 
 def written(config: Config) -> list[Record]:
-    with Consumer(config) as consumer:
-        return list(consumer.read_topic(TopicNames(config.log.prefix).changes("event")))
+    return read_topic(config, TopicNames(config.log.prefix).changes("event"))
 
 
 def test_an_event_is_a_change_in_the_log_and_no_row_anywhere(

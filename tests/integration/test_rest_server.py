@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -28,6 +27,8 @@ from everstate.errors import InvalidConfig
 from everstate.loopback import is_loopback
 from kit.settings import altered
 from tiers import TIER
+
+pytestmark = pytest.mark.settings(api={"port": 0})
 
 TLS = Path(__file__).parents[1] / "tls"
 _SETTINGS = """
@@ -45,11 +46,6 @@ checks.positive_data_acceptance.expected-statuses = [
     "2xx", "3xx", "400", "404", "409", "410", "412", "422",
 ]
 """
-
-
-@pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    return configured(stack.config, database, topic_prefix, port=0)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +21,14 @@ from socket import create_server
 from typing import Any
 
 import pytest
-from test_reading_changes import forget
 from test_reading_handover import load
-from test_subscriptions import Subscriber, faults, until
+from test_subscriptions import Subscriber, faults
 
 from everstate.client import Client, RequestFailed
 from kit.settings import altered
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import Orders, orders_config
-from running_stack import RunningStack
+from kit.waiting import until
+from log_cases import forget
+from reading_cases import Orders
 from tiers import kills
 
 KILLS = kills(1, full=3)
@@ -53,12 +51,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def orders(
-    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Iterator[Orders]:
-    with PostgresKeptOrders.installed(database) as kept:
-        config = orders_config(stack, database, topic_prefix, tmp_path)
-        yield Orders(altered(config, api={"port": _free_port()}, store={"dsn": database}), kept)
+def orders(orders: Orders) -> Orders:
+    orders.config = altered(orders.config, api={"port": _free_port()})
+    return orders
 
 
 def _free_port() -> int:
@@ -184,7 +179,7 @@ def readers(orders: Orders, server: Server, rounds: int) -> tuple[list[Follower]
             if turn == 0:
                 ends = orders.kept.vector()
                 orders.archive(ends)
-                forget(orders, ends)
+                forget(orders.config, orders.topic, ends)
             server.start()
         time.sleep(LOAD_S)
         ended.set()

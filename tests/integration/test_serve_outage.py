@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx
 import pytest
-from test_subscriptions import Subscriber, faults, until
-from test_view_rows_http import api, orders, some_orders
+from test_subscriptions import Subscriber, faults
+from test_view_rows_http import api, some_orders
 
+from kit.waiting import until
 from reading_cases import Orders
 from running_stack import RunningStack
 
-__all__ = ["api", "orders"]
+__all__ = ["api"]
 
 VIEWED = (
     "/v1/order/o%2F7/history",
@@ -27,7 +28,11 @@ VIEWED = (
 )
 PATIENCE_S = 120.0
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.settings(api={"port": 0, "page_max": 100}),
+    pytest.mark.full,
+    pytest.mark.timeout(600),
+]
 
 
 def answers(api: httpx.Client, paths: Sequence[str]) -> dict[str, tuple[int, Any]]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import psycopg
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 from pydantic import BaseModel
 
 from everstate.app import App
@@ -21,6 +18,9 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.serving import Reader
 from everstate.serving.words import cell, value_text
 from kit.view_postgres import install_entity
+from log_cases import forget
+
+pytestmark = pytest.mark.settings(log={"partitions": 1})
 
 SCHEMA = "everstate_views"
 
@@ -34,18 +34,6 @@ def hotel() -> App:
         name: str
 
     return app
-
-
-@pytest.fixture
-def config(stack: Any, database: str, topic_prefix: str) -> Config:
-    return load(
-        store={"dsn": database},
-        log={
-            "bootstrap_servers": stack.bootstrap_servers,
-            "prefix": topic_prefix,
-            "partitions": 1,
-        },
-    )
 
 
 def publish(config: Config, count: int) -> None:
@@ -93,9 +81,7 @@ def test_a_log_that_was_trimmed_or_removed_hides_no_other_view(config: Config) -
     publish(config, 5)
     app = hotel()
     topic = TopicNames(config.log.prefix).changes("guest")
-    admin = AdminClient({"bootstrap.servers": config.bootstrap_servers})
-    for future in admin.delete_records([TopicPartition(topic, 0, 4)]).values():
-        future.result(30)
+    forget(config, topic, {0: 4})
     with psycopg.connect(config.views_dsn, autocommit=True) as connection:
         control = install_entity(connection, SCHEMA, app.entity_type("guest"), {0: 3})
         control.open_positions("former_latest", 1, "former", "", {0: 0})

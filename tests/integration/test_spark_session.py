@@ -100,8 +100,7 @@ def drift() -> None:
             frame.unpersist()
 
 
-verb = SimpleNamespace(register=lambda cli: (cli.command("drift")(drift), cli.command("x")(drift)))
-sys.modules["everstate.cli.drift"] = verb
+sys.modules["everstate.cli.drift"] = SimpleNamespace(drift=drift)
 main()
 """
 

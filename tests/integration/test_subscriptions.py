@@ -7,37 +7,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
-from test_reading_changes import forget
 from test_reading_handover import load
 
 from everstate.api import subscribing
 from everstate.api.server import serve
 from everstate.changes.tokens import LogPosition, Spot, Token, parse_token
 from everstate.serving import hub as hub_module
-from everstate.serving.pool import close_pools
-from kit.settings import altered
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import Orders, orders_config
-from running_stack import RunningStack
+from kit.waiting import until
+from log_cases import forget
+from reading_cases import Orders
+
+pytestmark = pytest.mark.settings(api={"port": 0})
 
 Event = tuple[str, str | None, Any]
 """Name, id and data."""
-
-
-@pytest.fixture
-def orders(
-    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Iterator[Orders]:
-    with PostgresKeptOrders.installed(database) as kept:
-        config = orders_config(stack, database, topic_prefix, tmp_path)
-        yield Orders(altered(config, api={"port": 0}, store={"dsn": database}), kept)
-    close_pools()
 
 
 @pytest.fixture
@@ -61,13 +49,6 @@ def served(orders: Orders) -> Iterator[str]:
         began = time.monotonic()
         server.join()
         assert time.monotonic() - began < 5, "streams end with the server"
-
-
-def until(check: Any, within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def events(response: httpx.Response) -> Iterator[Event]:
@@ -249,7 +230,7 @@ def test_what_the_log_has_forgotten_comes_from_the_archive_after_the_last_events
                     break
         ends = orders.kept.vector()
         orders.archive(ends)
-        forget(orders, ends)
+        forget(orders.config, orders.topic, ends)
         with served(orders) as other:
             headers = {"Last-Event-ID": ids[1]}
             again = client.stream("GET", f"{other}/stream/v1/order", headers=headers)

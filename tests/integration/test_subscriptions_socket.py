@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import urlencode
@@ -14,29 +13,19 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from test_reading_handover import load
-from test_subscriptions import faults, served, until
+from test_subscriptions import faults, served
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from callers import caller_entry
 from everstate.serving import hub as hub_module
-from everstate.serving.pool import close_pools
 from kit.settings import altered
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import Orders, orders_config
-from running_stack import RunningStack
+from kit.waiting import until
+from reading_cases import Orders
+
+pytestmark = pytest.mark.settings(api={"port": 0})
 
 SECRET = "a secret of some length"
-
-
-@pytest.fixture
-def orders(
-    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Iterator[Orders]:
-    with PostgresKeptOrders.installed(database) as kept:
-        config = orders_config(stack, database, topic_prefix, tmp_path)
-        yield Orders(altered(config, api={"port": 0}, store={"dsn": database}), kept)
-    close_pools()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +15,14 @@ from rest_cases import client
 from everstate.app import App
 from everstate.changes.json_numbers import decode
 from everstate.changes.row_json import row_json
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.pipeline.spark.archived import read_archive
 from everstate.serving import Reader
 from everstate.views.images import state_text
 from type_table import FIELD_TYPES, FieldType, Given, arrow_value, lake_value, same_value
+
+pytestmark = pytest.mark.settings(archive={"trigger_s": 1})
 
 FIELDS = {f"f{number}": kind for number, kind in enumerate(FIELD_TYPES)}
 NESTED = ("list[…]", "dict[str, …]", "set[str]", "a model")
@@ -47,17 +48,7 @@ def values_app() -> App:
 
 
 @pytest.fixture
-def world(
-    stack_config: Config, stack: Any, topic_prefix: str, database: str, spark: SparkSession,
-    tmp_path: Path,
-) -> World:  # fmt: skip
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
+def world(config: Config, spark: SparkSession) -> World:
     return World(config, spark, values_app(), "value")
 
 

@@ -33,9 +33,10 @@ from everstate.views.control import BUILDING, LIVE, RECOMPUTE, RETIRED, Control
 from everstate.views.kinds import LatestPlan
 from everstate.views.kinds.linear import LinearPlan
 from everstate.views.reading import overflow_sql
-from everstate.views.stores import core_tables, view_tables
+from everstate.views.stores import ViewTables
 from everstate.views.stores.postgres.publishing import drop_reader, point_reader
 from everstate.views.versions import registered
+from kit.view_postgres import core_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,7 +138,7 @@ def test_a_reader_in_the_way_does_not_hold_back_a_start(control: Control, databa
     before = columns(control)
     with psycopg.connect(database, application_name="report") as reader:
         reader.execute("SELECT * FROM names.ordr")
-        assert view_tables(control).holders("ordr") == [
+        assert ViewTables(control).holders("ordr") == [
             f"report (process {reader.info.backend_pid})"
         ]
         assert not show_core(control, NOTED)
@@ -239,8 +240,7 @@ def test_a_sum_that_its_cast_cannot_hold_is_null_and_the_other_groups_are_read(
         "INSERT INTO v__v1 VALUES ('a', 0, 1, 600, 1), ('a', 1, 1, 600, 1), ('b', 0, 1, 600, 1)"
     )
     row = registered(plan, 1, published=True)
-    reading = ReadConnection(database)
-    with closing(reading):
+    with closing(ReadConnection(database)) as reading:
         assert overflows(reading, "names", row, plan) == {"d": 1}
         assert overflows(reading, "names", replace(row, fingerprint="another"), plan) == {}
 

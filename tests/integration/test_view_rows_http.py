@@ -18,25 +18,11 @@ from test_subscriptions import served
 from everstate.archive import table_path
 from everstate.changes.tokens import parse_token
 from everstate.log.consumer import Consumer
-from everstate.serving.pool import close_pools
-from kit.settings import altered
-from kit.view_postgres import PostgresKeptOrders
-from reading_cases import Orders, orders_config
-from running_stack import RunningStack
+from reading_cases import Orders
+
+pytestmark = pytest.mark.settings(api={"port": 0, "page_max": 100})
 
 VIEWS = ("by_region", "totals", "open_orders", "order", "order_latest", "order_history")
-
-
-@pytest.fixture
-def orders(
-    stack: RunningStack, database: str, topic_prefix: str, tmp_path: Path
-) -> Iterator[Orders]:
-    with PostgresKeptOrders.installed(database) as kept:
-        config = orders_config(stack, database, topic_prefix, tmp_path)
-        yield Orders(
-            altered(config, api={"port": 0, "page_max": 100}, store={"dsn": database}), kept
-        )
-    close_pools()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import psycopg
@@ -18,7 +17,7 @@ from pyspark.sql import SparkSession
 from capture_cases import eventually
 from everstate.changes.tokens import parse_token
 from everstate.changes.triggers import when
-from everstate.config import Config, load
+from everstate.config import Config
 from everstate.errors import NotCaughtUp, ThrottledChangesWait
 from everstate.pipeline.keeping.releasing import Releaser
 from everstate.views.changing import ask_rebuild
@@ -31,28 +30,15 @@ from everstate.views.tables import KeptTable, rule_column
 from kit.view_contract import TOTALS
 from kit.view_orders import HISTORY, orders
 from kit.view_postgres import PostgresKeptOrders
-from running_stack import RunningStack
+
+pytestmark = pytest.mark.settings(log={"partitions": 2}, archive={"trigger_s": 1})
 
 IMPORT = replace(WHO, service_name="importer")
 TO_DE = when("country").changes(to="DE")
 
 
 @pytest.fixture
-def world(
-    stack_config: Config,
-    stack: RunningStack,
-    topic_prefix: str,
-    database: str,
-    spark: SparkSession,
-    tmp_path: Path,
-) -> World:
-    config = load(
-        tmp_path,
-        log={"bootstrap_servers": stack.bootstrap_servers, "prefix": topic_prefix, "partitions": 2},
-        store={"dsn": database},
-        archive={"trigger_s": 1},
-        pipeline=stack_config.pipeline.model_dump(),
-    )
+def world(config: Config, spark: SparkSession) -> World:
     app = orders_app()
     app.view("arrivals", sql="SELECT country, count(*) AS n FROM ordr GROUP BY country", when=TO_DE)
     app.view("arrived", sql="SELECT order_id, amount FROM ordr", when=TO_DE)

@@ -13,14 +13,15 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 from test_reading_handover import load
-from test_subscriptions import events, served, until
-from test_view_rows_http import by_sql, differences, orders, some_orders, unlike
+from test_subscriptions import events, served
+from test_view_rows_http import by_sql, differences, some_orders, unlike
 from websockets.sync.client import connect
 
 from everstate.serving import view_watch
+from kit.waiting import until
 from reading_cases import Orders
 
-__all__ = ["orders"]
+pytestmark = pytest.mark.settings(api={"port": 0, "page_max": 100})
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from psycopg import sql
 from everstate.errors import PositionMoved, Unavailable
 from everstate.views.batch import Batch
 from everstate.views.control import Control
+from everstate.views.control.verdicts import CoreTables
 from everstate.views.core import RETRIES_MAX, Applied
 from everstate.views.gate import GateRow, Ints, Keys
 from everstate.views.stores import PostgresViewStore, close_store
@@ -178,7 +179,7 @@ def test_planted_a_verdict_outside_the_cores_transaction_is_caught(
     class Outside(PostgresCore):
         def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
             with psycopg.connect(self.session.dsn, autocommit=True) as other:
-                Control(other, "kept").note_duplicates(self.core, self.partition, [(0, 9)])
+                CoreTables(other, "kept", self.core, self.partition).note_duplicates([(0, 9)])
 
         def commit(self, end: int) -> None:
             raise Unavailable("killed before the commit")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -26,12 +25,6 @@ from everstate.views.control import Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.stores import ViewTables
 from kit.settings import altered
-
-
-@pytest.fixture
-def control(world: World) -> Iterator[Control]:
-    with psycopg.connect(world.config.views_dsn, autocommit=True) as connection:
-        yield Control(connection, world.config.views.schema_name)
 
 
 def holding(world: World) -> list[str]:

@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 
 from everstate.app import App
 from everstate.cli import rebuild
+from everstate.cli.asking import control_of
 from everstate.config import load
 from everstate.errors import BuildFailed, InvalidQuery, NotFound, NoViews, VersionsDiffer
 from everstate.pipeline.keeping.refresh import Refresher
@@ -28,7 +29,7 @@ from everstate.views.changing import (
     forget_version,
 )
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control
-from everstate.views.stores import view_tables
+from everstate.views.stores import ViewTables
 from everstate.views.versions import OnChange, Step, registered, steps
 from kit.view_contract import TOTALS
 from kit.view_orders import TYPES, VIEWS, orders
@@ -41,17 +42,17 @@ def next_version(kept: PostgresKeptOrders) -> int:
     """A second version of `totals`, built and published in place of the first."""
     control = kept.control
     made = ask_rebuild(control, PLAN.name)
-    view_tables(control).install(PLAN, made.version, TYPES[PLAN.name])
+    ViewTables(control).install(PLAN, made.version, TYPES[PLAN.name])
     control.open_positions(PLAN.name, made.version, "order", PLAN.fingerprint, {0: 0})
     with control.connection.transaction():
-        view_tables(control).point(PLAN, made.version)
+        ViewTables(control).point(PLAN, made.version)
         assert control.swap_published(PLAN.name, made.version - 1, made.version)
     return made.version
 
 
 def published(kept: PostgresKeptOrders, before: int, version: int) -> None:
     with kept.control.connection.transaction():
-        view_tables(kept.control).point(PLAN, version)
+        ViewTables(kept.control).point(PLAN, version)
         assert kept.control.swap_published(PLAN.name, before, version)
 
 
@@ -245,7 +246,7 @@ def test_c14_an_undo_stays_though_the_app_declares_what_was_being_built_or_waite
     assert numbers(control) == [(1, BUILDING), (2, LIVE), (4, WAITING)]
     assert (step().what, step().version, step().superseded) == ("same", 1, ())
     with control.connection.transaction():
-        view_tables(control).point(PLAN, 1)
+        ViewTables(control).point(PLAN, 1)
         assert control.swap_published(PLAN.name, 2, 1)
     assert (step().what, step().version, step().superseded) == ("same", 1, ())
     assert ask_rebuild(control, PLAN.name).version == 4
@@ -260,7 +261,7 @@ def test_an_undo_goes_back_to_what_readers_saw_last(kept: PostgresKeptOrders) ->
     assert ask_undo(control, PLAN.name).version == 2
     published(kept, 3, 2)
     control.add_version(replace(registered(PLAN, 4, status=BUILDING), fingerprint="declared"))
-    view_tables(control).install(PLAN, 4, TYPES[PLAN.name])
+    ViewTables(control).install(PLAN, 4, TYPES[PLAN.name])
     published(kept, 2, 4)
     assert ask_undo(control, PLAN.name).version == 2
     published(kept, 4, 2)
@@ -295,7 +296,7 @@ def test_commands_that_change_views_say_that_there_are_none_yet(
     database: str, tmp_path: Path
 ) -> None:
     config = load(tmp_path, store={"dsn": database})
-    with pytest.raises(NoViews), rebuild._control(config):
+    with pytest.raises(NoViews), control_of(config):
         pass
 
 

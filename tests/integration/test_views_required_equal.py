@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 
-import psycopg
 import pyarrow as pa
 import pytest
 from keep_cases import HOW, World, begun, drain
@@ -17,12 +15,6 @@ from everstate.views.changing import ask_rebuild
 from everstate.views.control import Control
 
 DIFFERENT = "SELECT version, status, built->>'different' FROM view WHERE name = '{}' ORDER BY 1"
-
-
-@pytest.fixture
-def control(world: World) -> Iterator[Control]:
-    with psycopg.connect(world.config.views_dsn, autocommit=True) as connection:
-        yield Control(connection, world.config.views.schema_name)
 
 
 @pytest.mark.full

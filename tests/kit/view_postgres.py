@@ -14,13 +14,26 @@ from everstate.changes import EntityType
 from everstate.log.positions import Range
 from everstate.views.control import Control
 from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
-from everstate.views.stores import PostgresViewStore, close_store, core_tables, view_tables
+from everstate.views.stores import (
+    PostgresViewStore,
+    ViewTables,
+    close_store,
+    install_core,
+    point_core,
+)
 from everstate.views.tables import Core, KeptTable, Row
 from everstate.views.trailing import Exceptions
 from everstate.views.versions import registered
 from kit.view_contract import KeptOrders
 from kit.view_oracle import OracleTables, in_order
 from kit.view_orders import ORDER, TYPES, VIEWS
+
+
+def core_tables(control: Control, entity_type: EntityType) -> None:
+    """Create `latest` of an entity type and its readers' names; inside a transaction."""
+    install_core(control, entity_type)
+    point_core(control, entity_type)
+
 
 PLANS = (HistoryPlan.of("order"), *VIEWS)
 
@@ -42,7 +55,7 @@ class PostgresKeptOrders(KeptOrders):
             connection.execute(f"SET search_path = {cls.schema_name}")
             control = Control(connection, cls.schema_name)
             control.install()
-            tables = view_tables(control)
+            tables = ViewTables(control)
             with connection.transaction():
                 core_tables(control, ORDER)
                 for plan in PLANS:
@@ -127,7 +140,7 @@ def install_entity(
     """Create what a keeper creates for an entity type without views, at a position; idempotent."""
     control, name = Control(connection, schema_name), entity_type.name
     control.install()
-    tables = view_tables(control)
+    tables = ViewTables(control)
     plans: list[ViewPlan] = [LatestPlan.of(name)]
     with connection.transaction():
         core_tables(control, entity_type)

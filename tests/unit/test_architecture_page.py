@@ -45,7 +45,7 @@ QUESTIONS = {
     "What happens to a value that does not fit the model?": "what fits it",
     "What is read after a kill?": "the next offset",
     "How does a captured row become a change?": "Clean: the raw log of a capture becomes changes",
-    "Where would I add a verb?": "def register",
+    "Where would I add a verb?": "VERBS",
     "Where would I add a kind of view?": "class ViewPlan",
     "Where would I add a way in?": "What a way in is",
     "Where would I add a store?": "class ViewTables",

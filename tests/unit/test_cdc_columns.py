@@ -21,7 +21,6 @@ from everstate.sources.cdc.mariadb_checks import check_tables
 from everstate.sources.cdc.mariadb_types import source_column
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
 from everstate.sources.cdc.postgres_types import ColumnType
-from everstate.sources.cdc.quick import QuickReader
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.refusing import name_findings, shape_findings
 
@@ -103,19 +102,6 @@ def test_a_field_that_is_computed_or_whose_column_is_dropped_needs_no_column() -
     assert state(read({"user_id": 1}, kind="mongodb"))["note"] == "none", (
         "documents have no columns"
     )
-
-
-def test_the_quick_reader_leaves_a_row_that_lacks_a_column_to_the_normal_one() -> None:
-    table = Table(entity="person")
-    capture = Capture(name="shop", kind="postgresql", tables={T: table}, dsn="postgresql://x/y")
-    whole = RawReader(capture, {"person": EntityType("person", Person, "user_id")})
-    quick = QuickReader.of(whole)
-    assert quick is not None
-    source = {"connector": "postgresql", "snapshot": "false", "schema": "public", "table": "t"}
-    source |= {"lsn": 7, "ts_us": 1}  # type: ignore[dict-item]
-    for row, is_read in ((WHOLE, True), ({"user_id": 1, "note": "a"}, False)):
-        message = json.dumps({"op": "c", "source": source, "after": row}).encode()
-        assert (quick.read(b'{"user_id":1}', message) is not None) is is_read
 
 
 def test_of_two_columns_that_differ_by_spelling_the_exact_name_has_the_field() -> None:
@@ -306,17 +292,6 @@ def test_a_table_of_another_tool_is_refused_when_no_topic_can_have_its_name(tabl
         Capture(name="shop", kind="mysql", form="maxwell", tables={table: Table(entity="t")})
 
 
-def test_an_empty_text_is_no_key_and_is_told_so() -> None:
-    entity = EntityType("p", Text, "id")
-    capture = Capture(name="shop", kind="postgresql", tables={T: Table(entity="p")})
-    message = {"op": "c", "source": {"connector": "postgresql"}, "after": {"id": ""}}
-    (refused,) = RawReader(capture, {"p": entity}).read(
-        "t", b'{"id":""}', json.dumps(message).encode()
-    )
-    assert isinstance(refused, RefusedRow)
-    assert refused.reason == "key id: the key is empty"
-
-
 class Lists(BaseModel):
     """A row with arrays."""
 
@@ -358,12 +333,6 @@ def test_a_declared_key_of_two_columns_is_no_key_of_one_field() -> None:
     table = Table(entity="line", key_columns=("order_id", "line_no"))
     with pytest.raises(InvalidCapture, match="different rows would become one entity"):
         app.capture("shop", kind="other", tables={"lines": table})
-
-
-class Text(BaseModel):
-    """A row whose key is a text."""
-
-    id: str
 
 
 def test_what_a_connector_marks_depends_on_its_settings() -> None:

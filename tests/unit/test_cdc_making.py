@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from everstate.config import load
 from everstate.declarations.captures import Capture, Table
-from everstate.errors import CaptureFailed, SourceReplaced
-from everstate.sources.cdc import capturing, connector, replaced
+from everstate.errors import CaptureFailed, SourceReplaced, TableMisread
+from everstate.sources.cdc import capturing, connector, fingerprint, replaced
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.connectors import OwnTables, Peculiarities, TableShape
+from everstate.sources.cdc.connectors import OwnTables, Peculiarities, TableShape, left_out_tables
 from everstate.sources.cdc.database import ConnectorStanding, Finding
 from everstate.sources.cdc.postgres import postgres_address
-from everstate.sources.cdc.replaced import EPOCH
+from everstate.sources.cdc.replaced import EPOCH, Mark
 from everstate.sources.cdc.rest import NoSuchConnector
 from everstate.sources.cdc.stream import StreamStanding
 
@@ -98,6 +100,12 @@ class Database:
     def went_back(self, _place: bytes, _offset: Mapping[str, Any]) -> str | None:
         return "its log ends before it" if self.is_behind else None
 
+    def log_end(self) -> str | None:
+        return None
+
+    def has_older_row(self, _part: str, seen: int) -> bool:
+        return seen > 0
+
     def read_mark(self) -> str | None:
         return self.text
 
@@ -141,13 +149,15 @@ class Rig:
         self.connect, self.database = Connect(), Database()
         self.known, self.wrote = StreamStanding(), list[tuple[int, bool]]()
         monkeypatch.setattr(Capturing, "_connect", self.connect)
+        monkeypatch.setattr(Capturing, "has_connect", True)
         monkeypatch.setattr(Capturing, "database", self.opened)
         monkeypatch.setattr(Capturing, "_table_findings", lambda *_: [])
         monkeypatch.setattr(Capturing, "_make_topics", lambda _self: [])
         monkeypatch.setattr(capturing, "forget_password", lambda *_: None)
         monkeypatch.setattr(capturing, "Topics", lambda _config: self.no_topics())
         monkeypatch.setattr(capturing, "password_reference", lambda *_, **__: "x")
-        monkeypatch.setattr(capturing, "write_source", self.told)
+        for module in capturing, fingerprint:
+            monkeypatch.setattr(module, "write_source", self.told)
         monkeypatch.setattr(capturing, "tell_begun", lambda *_: None)
         monkeypatch.setattr(connector, "newest_lsn", lambda *_: 0)
         for module in (capturing, replaced):
@@ -163,9 +173,12 @@ class Rig:
     def no_topics(self) -> Iterator[Any]:
         yield SimpleNamespace(existing=set, delete=lambda _names: None)
 
-    def told(self, _config: Any, _names: Any, identity: str, epoch: int, mark: str | None) -> None:
+    def told(
+        self, _config: Any, _names: Any, identity: str, epoch: int, mark: str | None, *_: Any
+    ) -> None:
         """Cleaning comes to it at once."""
-        assert self.connect.settings is None or self.connect.state == "STOPPED"
+        is_read = self.connect.settings is not None and self.connect.state != "STOPPED"
+        assert not is_read or epoch == self.known.epoch
         self.wrote.append((epoch, mark is not None))
         mark = mark if epoch > self.known.epoch else mark or self.known.mark
         self.known = StreamStanding(epoch=epoch, identity=identity, mark=mark, place=b"p")
@@ -289,3 +302,73 @@ def test_a_connector_behind_a_hole_of_its_slot_is_not_resumed(rig: Rig) -> None:
             way(wait_s=0)
         assert "cdc snapshot shop --new-epoch" in str(error.value.advice)
     assert rig.connect.state == "STOPPED"
+
+
+def test_what_the_connector_does_not_see_is_written_down_and_told_until_the_next_epoch(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(_capture: Any, _database: Any, _offset: Any, mark: Mark) -> Mark:
+        return msgspec.structs.replace(mark, unseen={"public.item": "a session wrote"})
+
+    def problems() -> tuple[str, ...]:
+        with rig.opened() as database:
+            return rig.capturing._problems(database, rig.connect.position, is_reachable=True)
+
+    monkeypatch.setattr(capturing, "look_at", look)
+    rig.add()
+    assert problems() == ()
+    rig.capturing.check_source(renew=True)
+    assert problems() == ("public.item: a session wrote",)
+    rig.connect.state = "STOPPED"
+    rig.capturing.begin_epoch(wait_s=0)
+    assert problems() == ()
+
+
+def test_a_table_whose_rows_cannot_be_read_is_left_out_until_a_new_epoch(rig: Rig) -> None:
+    other = {"public.other": Table(entity="item")}
+    rig.capturing.capture = dataclasses.replace(CAPTURE, tables={**CAPTURE.tables, **other})
+    rig.add()
+    whole = dict(rig.connect.settings or {})
+    trace = "Error processing row in other, internal schema size 3, but row size 1, restart"
+    failed = {"connector": {"state": "RUNNING"}, "tasks": [{"state": "FAILED", "trace": trace}]}
+    rig.connect.status = lambda _name: failed  # type: ignore[method-assign]
+    assert rig.capturing.restart_failed() is None
+    left = dict(rig.connect.settings or {})
+    assert left["table.include.list"] == r"public\.item"
+    (problem,) = left_out_tables(left).items()
+    assert problem[0] == "public.other"
+    assert problem[1].startswith("the binlog has rows of other with 1 columns")
+    with pytest.raises(CaptureFailed, match="other is left out: the binlog has rows"):
+        rig.capturing.refuse_left_out(["public.item", "public.other"])
+    assert not rig.capturing.leave_out("public.item", "too"), "of an empty list it reads all"
+    rig.connect.status = lambda _name: {"connector": {"state": "RUNNING"}, "tasks": []}  # type: ignore[method-assign]
+    rig.add()
+    assert rig.connect.settings == left, "what it missed meanwhile is read by a new epoch alone"
+    rig.connect.state = "STOPPED"
+    rig.connect.status = lambda _name: {"connector": {"state": rig.connect.state}, "tasks": []}  # type: ignore[method-assign]
+    rig.capturing.begin_epoch(wait_s=0)
+    assert rig.connect.settings == {**whole, EPOCH: "2"}
+
+
+@pytest.mark.parametrize("has_others", [True, False])
+def test_a_table_that_is_misread_is_left_out_unless_it_is_the_only_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, has_others: bool
+) -> None:
+    other = {"public.other": Table(entity="item")} if has_others else {}
+    rig.capturing.capture = dataclasses.replace(CAPTURE, tables={**CAPTURE.tables, **other})
+    rig.add()
+
+    def misread(*_: Any) -> None:
+        raise TableMisread("shop", "public.item", "column 2 is a, and b in the table")
+
+    monkeypatch.setattr(Capturing, "_checked", misread)
+    with pytest.raises(TableMisread):
+        rig.capturing.check_source()
+    if has_others:
+        rig.capturing.check_source(renew=True)
+    else:
+        with pytest.raises(TableMisread):
+            rig.capturing.check_source(renew=True)
+    assert left_out_tables(rig.connect.settings).keys() == (
+        {"public.item"} if has_others else set()
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from everstate.sources.cdc.mariadb import MariaDatabase
 from everstate.sources.cdc.misread import (
     ColumnCheck,
     ReadColumn,
@@ -37,7 +38,7 @@ def statement(*columns: Any, table: str = '"shop"."items"') -> bytes:
     return json.dumps({"source": {"server": "x"}, "ddl": "…", "tableChanges": changes}).encode()
 
 
-class Tables:
+class Tables(MariaDatabase):
     """The captured database."""
 
     def __init__(self, *columns: ReadColumn, at: float = 100.0) -> None:
@@ -53,27 +54,27 @@ class Tables:
 
 
 def test_a_table_whose_columns_stand_in_another_order_is_told_once_the_connector_is_past() -> None:
-    check, tables, history = ColumnCheck([TABLE]), Tables(ID, B, A), [statement("id", "a", "b")]
+    check, tables, history = ColumnCheck(), Tables(ID, B, A), [statement("id", "a", "b")]
     for early in ({}, {"ts_sec": 105}, {"ts_sec": 200, "snapshot": True}):
-        assert check.misread(tables, early, history) is None
+        assert check.misread(tables, [TABLE], early, history) is None
     said = (TABLE, "column 2 is a, and b in the table")
-    assert check.misread(tables, {"ts_sec": 106}, history) == said
+    assert check.misread(tables, [TABLE], {"ts_sec": 106}, history) == said
     # It is told again until something is done about it.
-    assert check.misread(tables, {"ts_sec": 107}, history) == said
+    assert check.misread(tables, [TABLE], {"ts_sec": 107}, history) == said
 
 
 def test_a_table_is_read_again_only_after_another_statement() -> None:
-    check, tables, history = ColumnCheck([TABLE]), Tables(ID, A), [statement("id", "a")]
+    check, tables, history = ColumnCheck(), Tables(ID, A), [statement("id", "a")]
 
     def read_once() -> Iterator[bytes]:
         yield from history
 
-    assert check.misread(tables, {"ts_sec": 106}, read_once()) is None
-    assert check.misread(tables, {"ts_sec": 900}, iter(())) is None
+    assert check.misread(tables, [TABLE], {"ts_sec": 106}, read_once()) is None
+    assert check.misread(tables, [TABLE], {"ts_sec": 900}, iter(())) is None
     assert tables.reads == 1
     tables.now, tables.at = [ID, A, B], 1000.0
     history.append(statement("id", "a", "b"))
-    assert check.misread(tables, {"ts_sec": 1006}, history) is None
+    assert check.misread(tables, [TABLE], {"ts_sec": 1006}, history) is None
     assert tables.reads == 2
 
 
@@ -85,13 +86,13 @@ def test_a_statement_that_comes_while_columns_are_compared_is_compared_later() -
             return found
 
     tables = Changing(ID, A)
-    assert ColumnCheck([TABLE]).misread(tables, {"ts_sec": 106}, [statement("id", "b")]) is None
+    assert ColumnCheck().misread(tables, [TABLE], {"ts_sec": 106}, [statement("id", "b")]) is None
 
 
 def test_a_table_without_a_definition_or_that_is_gone_is_left_to_other_checks() -> None:
-    check = ColumnCheck([TABLE, "shop.gone"])
+    check = ColumnCheck()
     other = [statement("x", table='"shop"."other"'), b'{"ddl": "SET x", "tableChanges": []}']
-    assert check.misread(Tables(ID), {"ts_sec": 106}, other) is None
+    assert check.misread(Tables(ID), [TABLE, "shop.gone"], {"ts_sec": 106}, other) is None
 
 
 def test_the_newest_definition_counts_in_the_order_of_its_positions() -> None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
@@ -97,7 +97,15 @@ blocks = mostly({"id": "749:9", "total_order": 2}, {"id": "0-1-7"}, rarely=(None
 keys = mostly(b'{"id":1}', b'{"id": 1}', rarely=(b'{"ID":1}', b'{"id":"1"}', b"[1]", b"{", b"1"))
 
 
+PLACE = {
+    "snapshot": "false", "ts_us": 1_795_828_189_616_748, "sequence": '["7","9"]', "lsn": 9,
+    "txId": 749, "gtid": "0-1-7", "file": "binlog.000007", "pos": 4, "row": 0,
+}  # fmt: skip
+LACKS_NOTE = {"country": "AT", "grams": 1.5, "price": "2.50"}
+
+
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+@example("c", None, LACKS_NOTE, PLACE, {"id": "749:9", "total_order": 2}, b'{"id":1}')
 @given(
     op=st.sampled_from("cudr"),
     before=st.one_of(st.none(), rows),

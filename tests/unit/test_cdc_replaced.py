@@ -47,6 +47,9 @@ class Database:
     def went_back(self, place: bytes, offset: Mapping[str, Any]) -> str | None:
         return "its log ends before it" if self.end < offset.get("lsn", 0) else None
 
+    def log_end(self) -> None:
+        pass
+
     def read_mark(self) -> str | None:
         return self.text
 

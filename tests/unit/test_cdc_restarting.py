@@ -91,7 +91,7 @@ class Rig:
 
     def __init__(self, name: str = "shop") -> None:
         self.now_s = 1000.0
-        self.connector = Connector()
+        self.connector: Any = Connector()
         self.restarter = Restarter(name, lambda: self.connector, clock=lambda: self.now_s)
 
     def look(self, seconds: float = LOOK_S) -> bool:

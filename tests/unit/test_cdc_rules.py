@@ -125,10 +125,10 @@ def test_a_trace_of_a_position_that_the_server_no_longer_has_is_one_sentence() -
         "available on the server. Reconfigure the connector to use a snapshot."
     )
     task = {"state": "FAILED", "trace": trace}
-    _, _, reason = states_of({"connector": {"state": "RUNNING"}, "tasks": [task]})
+    _, _, reason = states_of({"connector": {"state": "RUNNING"}, "tasks": [task]}, "shop")
     assert reason is not None
     assert reason.startswith("the server no longer has the log after the stored position; ")
-    assert "--new-epoch" in reason
+    assert "`everstate cdc snapshot shop --new-epoch`" in reason
 
 
 def test_everything_goes_to_one_raw_log_and_what_is_no_row_says_so(tmp_path: Path) -> None:
@@ -498,8 +498,9 @@ def test_a_key_must_have_each_of_its_columns() -> None:
 def test_what_connect_says_of_a_failed_task_is_one_line() -> None:
     trace = "org.X: outer\n\tat a.b\nCaused by: org.Y: the reason\n\t... 3 more"
     told = {"connector": {"state": "RUNNING"}, "tasks": [{"state": "FAILED", "trace": trace}]}
-    assert states_of(told) == ("RUNNING", "FAILED", "org.Y: the reason")
-    assert states_of({"connector": {"state": "PAUSED"}, "tasks": []}) == ("PAUSED", None, None)
+    assert states_of(told, "shop") == ("RUNNING", "FAILED", "org.Y: the reason")
+    paused = {"connector": {"state": "PAUSED"}, "tasks": []}
+    assert states_of(paused, "shop") == ("PAUSED", None, None)
 
 
 def test_delay_is_the_age_of_what_is_stored_as_done() -> None:

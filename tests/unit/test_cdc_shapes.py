@@ -19,7 +19,6 @@ from everstate.declarations.captures import CaptureForm
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING, OWN_SETTING, placeholder_of
 from everstate.sources.cdc.rows import RawMessage, SourceRow, Unreadable, is_after, is_same
 from everstate.sources.cdc.shapes import READERS, debezium
-from everstate.sources.cdc.shapes.moves import moved
 from everstate.sources.cdc.shapes.places import lacks_position, position_of, stream_place
 
 
@@ -35,6 +34,90 @@ def one(form: str, value: Any, key: Any = None, **headers: bytes) -> SourceRow:
 
 
 SOURCE = {"connector": "postgresql", "lsn": 26916144, "txId": 744, "ts_us": 1_559_033_904_863_769}
+MAXWELL = {"database": "shop", "table": "item", "ts": 1_700_000_000, "xid": 9, "xoffset": 1}
+MAXWELL |= {"position": "bin.000007:484"}
+CANAL = {"id": 5, "table": "item", "es": 1_700_000_000_000, "isDdl": False, "pkNames": ["id"]}
+GOLDEN = {"table": "SHOP.ITEM", "pos": "00000000000000000000143", "primary_keys": ["id"]}
+MONGODB = {"connector": "mongodb", "ts_ms": 1558965508000, "ord": 6}
+MARK = "__debezium_unavailable_value"
+CELLS = {
+    "id": {"value": 7, "deletion_ts": None, "set": True}, "name": None,
+    "gone": {"value": 1, "deletion_ts": 5, "set": True},
+}  # fmt: skip
+LOGGED = {"connector": "cassandra", "file": "commitlog-6-12.log", "pos": 5, "ts_us": 9}
+CHANGED = {"updatedFields": '{"name": "b"}', "removedFields": ["old"]}
+DMS = {"record-type": "data", "operation": "update", "timestamp": "2026-11-21T08:00:00Z"}
+AT = datetime(1970, 1, 1, 0, 0, 0, 5_000, UTC)
+READ: list[tuple[str, Any, Any, list[dict[str, Any]]]] = [
+    # Values of Debezium that are not available.
+    *(
+        ("debezium", {"op": "u", "after": {"id": 3, "note": value}, "source": SOURCE}, None,
+         [{"after": {"id": 3}, "is_whole": False}])
+        for value in (MARK, "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==", [MARK], {MARK: MARK})
+    ),
+    # Keys with schemas are unwrapped; those that are text stay text.
+    ("debezium", {"op": "c", "after": {"id": 3}}, {"schema": {"type": "s"}, "payload": {"id": 3}},
+     [{"key": {"id": 3}}]),
+    ("debezium", {"op": "c", "after": {"id": "10"}, "source": SOURCE}, {"id": "10"},
+     [{"key": {"id": "10"}}]),
+    # Cells that Cassandra did not write are unknown.
+    ("debezium", {"op": "u", "after": CELLS, "source": LOGGED}, None,
+     [{"after": {"id": 7, "gone": None}, "is_whole": False,
+       "position": {"commitlog": (9, 12, 5)}}]),
+    # MongoDB's documents are made plain, and its updates give what they change.
+    ("debezium", {"op": "c", "source": MONGODB, "after":
+     '{"_id": {"$numberLong": "1004"}, "at": {"$date": 5}, "tags": ["a"]}'}, None,
+     [{"after": {"_id": 1004, "at": AT, "tags": ["a"]}, "is_whole": True}]),
+    ("debezium", {"op": "u", "after": None, "updateDescription": CHANGED, "source": MONGODB},
+     {"id": '{"$oid": "5b"}'},
+     [{"after": {"name": "b", "old": None}, "is_whole": False, "key": {"_id": "5b", "id": "5b"}}]),
+    # Maxwell gives the row after, and what changed; the frame of its bootstraps is nothing.
+    ("maxwell", {**MAXWELL, "type": "insert", "data": {"id": 1, "a": 2}}, None,
+     [{"op": "c", "after": {"id": 1, "a": 2}, "is_whole": True,
+       "position": {"binlog": (7, 484, 0, 1)}, "time_us": 1_700_000_000_000_000}]),
+    ("maxwell", {**MAXWELL, "type": "update", "data": {"id": 1, "a": 3}, "old": {"a": 2}}, None,
+     [{"before": {"id": 1, "a": 2}, "after": {"id": 1, "a": 3}}]),
+    ("maxwell", {**MAXWELL, "type": "delete", "data": {"id": 1, "a": 3}}, None,
+     [{"op": "d", "before": {"id": 1, "a": 3}, "after": None}]),
+    ("maxwell", {**MAXWELL, "type": "bootstrap-insert", "data": {"id": 1}}, None,
+     [{"op": "r", "is_snapshot": True}]),
+    ("maxwell", {**MAXWELL, "type": "bootstrap-start", "data": {}}, None, []),
+    # Canal gives lists of rows, with changed columns only; no position distinguishes them.
+    ("canal", {**CANAL, "type": "UPDATE", "old": [{"a": "2"}, {"a": "3"}],
+     "data": [{"id": "1", "a": "3"}, {"id": "2", "a": "4"}]}, None,
+     [{"op": "u", "key": {"id": "1"}, "after": {"id": "1", "a": "3"}, "is_whole": False,
+       "before": {"id": "1", "a": "2"}}, {"position": {}}]),
+    ("canal", {**CANAL, "type": "INSERT", "data": [{"id": "1"}], "old": None}, None,
+     [{"op": "c", "is_whole": True}]),
+    ("canal", {**CANAL, "type": "DELETE", "data": [{"id": "1"}], "old": None}, None,
+     [{"op": "d", "is_whole": False}]),
+    ("canal", {**CANAL, "type": "TRUNCATE", "isDdl": True}, None, [{"op": "t"}]),
+    ("canal", {**CANAL, "type": "ALTER", "isDdl": True}, None, []),
+    # GoldenGate's keys differ in case, and its updates may lack columns.
+    ("goldengate", {**GOLDEN, "op_type": "I", "after": {"ID": 1, "NAME": "a"}}, None,
+     [{"key": {"id": 1}, "is_whole": True, "position": {"pos": (143,)}}]),
+    ("goldengate",
+     {**GOLDEN, "op_type": "U", "before": {"id": 1}, "after": {"id": 1, "name": "b"}}, None,
+     [{"is_whole": False}]),
+    ("goldengate", {**GOLDEN, "op_type": "D", "before": {"id": 1}, "after": None}, None,
+     [{"op": "d", "key": {"id": 1}}]),
+    # DMS has data and metadata.
+    ("dms", {"data": {"id": 1, "a": 2}, "metadata": DMS, "before-image": {"a": 1}}, None,
+     [{"op": "u", "before": {"a": 1}, "is_whole": False}]),
+    ("dms", {"metadata": {"record-type": "control"}}, None, []),
+    ("dms", {"metadata": {"record-type": "control", "operation": "truncate-table",
+     "table-name": "item"}}, None, [{"op": "t"}]),
+]  # fmt: skip
+"""Form, message, key, and attributes of the rows that it has."""
+
+
+@pytest.mark.parametrize(("form", "value", "key", "wanted"), READ)
+def test_a_message_is_read_as_its_tool_means_it(
+    form: str, value: Any, key: Any, wanted: list[dict[str, Any]]
+) -> None:
+    pairs = zip(read(form, value, key), wanted, strict=True)
+    found = [{name: getattr(row, name) for name in attributes} for row, attributes in pairs]
+    assert found == wanted
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, lambda m: {"schema": None, "payload": m}])
@@ -57,20 +140,6 @@ def test_debezium_reads_every_operation_with_and_without_its_schema(op: str, wra
 def test_debezium_tombstones_are_no_rows_and_truncations_have_no_key() -> None:
     assert read("debezium", None, {"id": 3}) == []
     assert one("debezium", {"op": "t", "source": SOURCE}).op == "t"
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "__debezium_unavailable_value",
-        "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==",
-        ["__debezium_unavailable_value"],
-        {"__debezium_unavailable_value": "__debezium_unavailable_value"},
-    ],
-)
-def test_debezium_values_that_are_not_available_are_unknown(value: Any) -> None:
-    found = one("debezium", {"op": "u", "after": {"id": 3, "note": value}, "source": SOURCE})
-    assert (found.after, found.is_whole) == ({"id": 3}, False)
 
 
 @pytest.mark.parametrize("setting", [DEFAULT_SETTING, OWN_SETTING])
@@ -113,22 +182,6 @@ def test_the_row_after_an_update_of_its_key_may_lack_values() -> None:
     assert (found.after, found.is_whole) == ({"id": 3}, False)
 
 
-def test_debezium_says_by_a_header_which_key_a_row_had() -> None:
-    headers = {"__debezium.oldkey": b'{"id":3}'}
-    found = one("debezium", {"op": "c", "after": {"id": 4}, "source": SOURCE}, {"id": 4}, **headers)
-    assert found.moved_from == {"id": 3}
-
-
-def test_debezium_keys_with_schemas_are_unwrapped() -> None:
-    key = {"schema": {"type": "struct"}, "payload": {"id": 3}}
-    assert one("debezium", {"op": "c", "after": {"id": 3}}, key).key == {"id": 3}
-
-
-def test_debezium_keys_that_are_text_stay_text() -> None:
-    found = one("debezium", {"op": "c", "after": {"id": "10"}, "source": SOURCE}, {"id": "10"})
-    assert found.key == {"id": "10"}
-
-
 def test_debezium_schemas_tell_how_values_are_to_be_read() -> None:
     columns = [
         {"field": "day", "name": "io.debezium.time.Date"},
@@ -145,34 +198,33 @@ def test_debezium_schemas_tell_how_values_are_to_be_read() -> None:
     assert found.types == {"day": "days", "at": "us", "price": "decimal:2"}
 
 
-def test_cassandra_cells_that_were_not_written_are_unknown() -> None:
-    cell = {"value": 7, "deletion_ts": None, "set": True}
-    after = {"id": cell, "name": None, "gone": {"value": 1, "deletion_ts": 5, "set": True}}
-    source = {"connector": "cassandra", "file": "commitlog-6-12.log", "pos": 5, "ts_us": 9}
-    found = one("debezium", {"op": "u", "after": after, "source": source})
-    assert (found.after, found.is_whole) == ({"id": 7, "gone": None}, False)
-    assert found.position == {"commitlog": (9, 12, 5)}
-
-
-def test_mongodb_documents_are_made_plain_and_updates_know_what_they_say() -> None:
-    after = '{"_id": {"$numberLong": "1004"}, "at": {"$date": 5}, "tags": ["a"]}'
-    source = {"connector": "mongodb", "ts_ms": 1558965508000, "ord": 6}
-    found = one("debezium", {"op": "c", "after": after, "source": source})
-    at = datetime(1970, 1, 1, 0, 0, 0, 5_000, UTC)
-    assert (found.after, found.is_whole) == ({"_id": 1004, "at": at, "tags": ["a"]}, True)
-    update = {"updatedFields": '{"name": "b"}', "removedFields": ["old"]}
-    message = {"op": "u", "after": None, "updateDescription": update, "source": source}
-    found = one("debezium", message, {"id": '{"$oid": "5b"}'})
-    assert (found.after, found.is_whole) == ({"name": "b", "old": None}, False)
-    assert found.key == {"_id": "5b", "id": "5b"}
-
-
 def test_the_end_of_a_transaction_joins_its_events_on_what_is_stable_of_its_id() -> None:
     body = {"status": "END", "id": "744:269", "event_count": 2}
     assert debezium.ended_transaction(json.dumps(body).encode()) == "744"
     assert debezium.transaction_key("0-184054-13") == "0-184054-13"
     begin = json.dumps({"status": "BEGIN", "id": "744:268"}).encode()
     assert debezium.ended_transaction(begin) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "begun", "closed"),
+    [
+        ("BEGIN", "0-1-12", "0-1-11"),
+        ("BEGIN", "0-2-100", "0-1-99"),
+        ("END", "0-1-11", "0-1-11"),
+        ("BEGIN", "0-1-11", None),
+        ("BEGIN", "0-1-10", None),
+        ("BEGIN", "1-1-12", None),
+        ("END", "0-1-12", None),
+        ("BEGIN", "744:268", None),
+    ],
+)
+def test_the_begin_of_a_later_transaction_of_mariadb_ends_one_that_got_no_end(
+    status: str, begun: str, closed: str | None
+) -> None:
+    told = debezium.ended_transaction(json.dumps({"status": status, "id": begun}).encode())
+    open_one = closed or "0-1-11"
+    assert debezium.ends(told, open_one) is (closed is not None)
 
 
 def test_the_place_in_the_stream_follows_commits_and_not_the_positions_of_rows() -> None:
@@ -208,67 +260,6 @@ def test_a_row_behind_its_predecessor_that_seems_to_go_back_has_no_position() ->
     assert not lacks_position(first, first)
 
 
-def test_logical_messages_carry_bytes() -> None:
-    content = base64.b64encode(b'{"actor":"ann"}').decode()
-    body = {
-        "op": "m", "source": SOURCE, "message": {"prefix": "everstate", "content": content},
-    }  # fmt: skip
-    found = debezium.read_message(RawMessage("", None, json.dumps(body).encode(), {}))
-    assert found is not None
-    assert (found.transaction, found.prefix, found.content) == (
-        "744",
-        "everstate",
-        b'{"actor":"ann"}',
-    )
-
-
-MAXWELL = {"database": "shop", "table": "item", "ts": 1_700_000_000, "xid": 9, "xoffset": 1}
-MAXWELL |= {"position": "bin.000007:484"}
-
-
-def test_maxwell_gives_the_row_after_and_what_changed() -> None:
-    created = one("maxwell", {**MAXWELL, "type": "insert", "data": {"id": 1, "a": 2}})
-    assert (created.op, created.after, created.is_whole) == ("c", {"id": 1, "a": 2}, True)
-    assert created.position == {"binlog": (7, 484, 0, 1)}
-    assert created.time_us == 1_700_000_000_000_000
-    message = {**MAXWELL, "type": "update", "data": {"id": 1, "a": 3}, "old": {"a": 2}}
-    updated = one("maxwell", message)
-    assert (updated.before, updated.after) == ({"id": 1, "a": 2}, {"id": 1, "a": 3})
-    deleted = one("maxwell", {**MAXWELL, "type": "delete", "data": {"id": 1, "a": 3}})
-    assert (deleted.op, deleted.before, deleted.after) == ("d", {"id": 1, "a": 3}, None)
-
-
-def test_maxwell_bootstraps_are_snapshots_and_their_frame_is_nothing() -> None:
-    row = one("maxwell", {**MAXWELL, "type": "bootstrap-insert", "data": {"id": 1}})
-    assert (row.op, row.is_snapshot) == ("r", True)
-    assert read("maxwell", {**MAXWELL, "type": "bootstrap-start", "data": {}}) == []
-
-
-def test_maxwell_updates_of_the_key_end_one_row_and_begin_another() -> None:
-    message = {
-        **MAXWELL, "type": "update", "primary_key_columns": ["id"],
-        "data": {"id": 2, "a": 3}, "old": {"id": 1},
-    }  # fmt: skip
-    gone, come = moved(one("maxwell", message), ())
-    assert (gone.op, gone.key) == ("d", {"id": 1})
-    assert (come.op, come.key, come.moved_from) == ("c", {"id": 2}, {"id": 1})
-
-
-CANAL = {"id": 5, "table": "item", "es": 1_700_000_000_000, "isDdl": False, "pkNames": ["id"]}
-
-
-def test_canal_gives_lists_of_rows_with_changed_columns_only() -> None:
-    message = {
-        **CANAL, "type": "UPDATE",
-        "data": [{"id": "1", "a": "3"}, {"id": "2", "a": "4"}], "old": [{"a": "2"}, {"a": "3"}],
-    }  # fmt: skip
-    first, second = read("canal", message)
-    assert (first.op, first.key, first.after) == ("u", {"id": "1"}, {"id": "1", "a": "3"})
-    assert first.before == {"id": "1", "a": "2"}
-    assert not first.is_whole
-    assert second.position == {}, "as its neighbours in the topic"
-
-
 @pytest.mark.parametrize(
     ("form", "event"),
     [
@@ -282,39 +273,6 @@ def test_canal_gives_lists_of_rows_with_changed_columns_only() -> None:
 def test_rows_of_another_table_than_their_topics_are_refused(form: str, event: Any) -> None:
     with pytest.raises(Unreadable, match=r"(?i)of table .*other, .* for rows of shop\.item"):
         read(form, event)
-
-
-@pytest.mark.parametrize(("kind", "op"), [("INSERT", "c"), ("DELETE", "d")])
-def test_canal_inserts_are_whole_and_deletes_are_before(kind: str, op: str) -> None:
-    row = one("canal", {**CANAL, "type": kind, "data": [{"id": "1"}], "old": None})
-    assert (row.op, row.is_whole) == (op, op == "c")
-
-
-def test_canal_truncations_are_told_and_other_definitions_are_nothing() -> None:
-    assert one("canal", {**CANAL, "type": "TRUNCATE", "isDdl": True}).op == "t"
-    assert read("canal", {**CANAL, "type": "ALTER", "isDdl": True}) == []
-
-
-GOLDEN = {"table": "SHOP.ITEM", "pos": "00000000000000000000143", "primary_keys": ["id"]}
-
-
-def test_goldengate_keys_differ_in_case_and_updates_may_lack_columns() -> None:
-    created = one("goldengate", {**GOLDEN, "op_type": "I", "after": {"ID": 1, "NAME": "a"}})
-    assert (created.key, created.is_whole, created.position) == ({"id": 1}, True, {"pos": (143,)})
-    message = {**GOLDEN, "op_type": "U", "before": {"id": 1}, "after": {"id": 1, "name": "b"}}
-    assert not one("goldengate", message).is_whole
-    deleted = one("goldengate", {**GOLDEN, "op_type": "D", "before": {"id": 1}, "after": None})
-    assert (deleted.op, deleted.key) == ("d", {"id": 1})
-
-
-def test_dms_has_data_and_metadata() -> None:
-    about = {"record-type": "data", "operation": "update", "timestamp": "2026-11-21T08:00:00Z"}
-    message = {"data": {"id": 1, "a": 2}, "metadata": about, "before-image": {"a": 1}}
-    found = one("dms", message)
-    assert (found.op, found.before, found.is_whole) == ("u", {"a": 1}, False)
-    assert read("dms", {"metadata": {"record-type": "control"}}) == []
-    emptied = {"record-type": "control", "operation": "truncate-table", "table-name": "item"}
-    assert one("dms", {"metadata": emptied}).op == "t"
 
 
 @pytest.mark.parametrize(

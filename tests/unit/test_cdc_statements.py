@@ -87,11 +87,22 @@ def test_the_reason_of_a_failed_connector_has_the_statement_that_debezium_cannot
         "Caused by: org.antlr.v4.runtime.NoViableAltException\n"
         "\t... 16 more"
     )
-    reason = str(states_of(status_of(trace))[2])
+    reason = str(states_of(status_of(trace), "shop")[2])
     assert reason.startswith(
         "Debezium cannot read the statement ALTER TABLE items ADD SYSTEM VERSIONING; "
     )
-    assert "snapshot --new-epoch" in reason
+    assert "`everstate cdc snapshot shop --new-epoch`" in reason
+
+
+def test_the_reason_of_rows_with_other_columns_names_table_and_command() -> None:
+    trace = (
+        "org.apache.kafka.connect.errors.ConnectException: An exception occurred\n"
+        "Caused by: io.debezium.DebeziumException: Error processing row in items, internal schema "
+        "size 3, but row size 1, restart connector with schema recovery mode.\n\t... 9 more"
+    )
+    reason = str(states_of(status_of(trace), "shop")[2])
+    assert reason.startswith("the binlog has rows of items with 1 columns where Debezium knows 3: ")
+    assert "`everstate cdc snapshot shop --new-epoch`" in reason
 
 
 @pytest.mark.parametrize(
@@ -104,4 +115,4 @@ def test_the_reason_of_a_failed_connector_has_the_statement_that_debezium_cannot
     ],
 )
 def test_the_reason_is_the_innermost_one_that_says_anything(lines: list[str], reason: str) -> None:
-    assert states_of(status_of("\n".join(lines)))[2] == reason
+    assert states_of(status_of("\n".join(lines)), "shop")[2] == reason

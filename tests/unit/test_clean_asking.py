@@ -195,6 +195,25 @@ def test_one_signal_asks_for_all_keys_that_fit() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ("public.order lines", 'public."order lines"'),
+        ('public.a "b"', 'public."a ""b"""'),
+        ("public.a$b", "public.a$b"),
+    ],
+)
+def test_a_signal_has_an_unusual_name_of_a_table_as_debezium_reads_it(
+    table: str, name: str
+) -> None:
+    """It skips a name with a blank without a word to us, and takes a name for an expression."""
+    capturing: Any = FakeCapturing()
+    signal_keys(capturing, table, [{"id": 1}])
+    (data,) = capturing.signals
+    assert data["data-collections"] == [name]
+    assert data["additional-conditions"][0]["data-collection"] == rf"\Q{name}\E"
+
+
 def test_halving_finds_the_keys_that_do_not_fit() -> None:
     capturing: Any = FakeCapturing()
     keys: list[dict[str, Any]] = [{"id": number} for number in range(100)]

@@ -492,6 +492,16 @@ def test_a_row_with_a_new_key_takes_nothing_from_a_state_that_was_never_complete
     assert rig.held["item", "3"].waits_for_state
 
 
+def test_a_row_with_a_new_key_takes_nothing_from_a_later_end_of_its_old_key() -> None:
+    rig = Owned()
+    rig.own(9)
+    for note in ("old", "newer"):
+        rig.write(1, "c", **WHOLE | {"note": note})
+        rig.write(1, "d")
+    assert rig.write(2, "c", was=1, lsn=30, name="b", amount=9) == [], "its note is not known"
+    assert rig.held["item", "2"].waits_for_state
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_row_with_a_new_key_takes_the_state_of_rows_that_were_held(restarts: bool) -> None:
     rig = Owned(restarts=restarts)

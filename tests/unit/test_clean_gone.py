@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, cast
 
+import pytest
 from pydantic import BaseModel
 
 from clean_cases import CONFIG, ITEM, UNAVAILABLE, Cleaner, Numbered, capture_of
@@ -16,6 +17,7 @@ from everstate.log.record import Record
 from everstate.sources.cdc.absent import AbsentRows, read_absent
 from everstate.sources.cdc.columns import Rows
 from everstate.sources.cdc.composing import RawPlace
+from everstate.sources.cdc.gone import too_many
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.states import States
 from everstate.sources.cdc.stream import EndedSnapshot
@@ -83,6 +85,27 @@ def test_a_row_that_waits_and_is_not_in_a_first_snapshot_taken_again_is_deleted(
         assert (batch.added.total(), batch.changes) == (added, 0)
     rig.run(rig.read(), 100.0)
     assert (rig.kinds, rig.held) == (["created", "deleted"], {})
+
+
+@pytest.mark.parametrize(
+    ("lacks", "percent", "may_delete", "is_kept"),
+    [(5, 50, 0, False), (6, 50, 0, True), (6, 50, 5, True), (6, 50, 6, False), (10, 100, 0, False)],
+)
+def test_entities_stay_when_a_snapshot_lacks_too_many_of_them(
+    lacks: int, percent: int, may_delete: int, is_kept: bool
+) -> None:
+    class Known:
+        def alive(self, _entity: str, _after: str) -> Iterator[str]:
+            return map(str, range(10))
+
+    there = {"item": set(map(str, range(lacks, 10)))}
+    absent = AbsentRows({"s.items": "item"}, there, b"{}", PLACE, None)
+    states, limits = cast(States, Known()), {"percent": percent, "may_delete": may_delete}
+    kept = too_many("shop", absent, states, {}, **limits)
+    said = f"lacks {lacks} of 10 entities, more than {percent} % (capture.deletes_max_percent)"
+    command = f"`everstate cdc snapshot shop --new-epoch --yes {lacks}` deletes them"
+    assert [said in one and command in one for one in kept.values()] == [True] * is_kept
+    assert list(absent.tables) == ([] if is_kept else ["s.items"])
 
 
 def test_no_entity_of_two_tables_is_absent_while_one_of_them_has_its_row() -> None:

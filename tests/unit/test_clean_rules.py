@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from base64 import b64encode
 from collections.abc import Sequence
 from datetime import date, datetime
@@ -11,8 +10,7 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, Field, NaiveDatetime
-from pyspark.cloudpickle import dumps
+from pydantic import BaseModel, Field
 
 from clean_cases import CONFIG, UNAVAILABLE, Made, Numbered
 from everstate.app import App
@@ -20,7 +18,7 @@ from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, ProvenanceFrom, Table, Translation
 from everstate.errors import HeldOverflow, InvalidCapture, UnknownCapture
 from everstate.sources.cdc.absent import AbsentRows
-from everstate.sources.cdc.columns import Rows, Slices
+from everstate.sources.cdc.columns import Rows
 from everstate.sources.cdc.completion import WAITS_CODE, WAITS_PARENT
 from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.holding import HeldEntity
@@ -29,6 +27,7 @@ from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.reading import (
     RawReader,
     RefusedRow,
+    SourceIdentity,
     TransactionProvenance,
     UnknownTable,
 )
@@ -171,64 +170,6 @@ def test_a_code_without_a_name_waits_for_it_and_goes_as_it_is_when_it_is_late() 
     assert (late.states[0]["status"], batch.overdue) == ("P", 1)
 
 
-class Reading(BaseModel):
-    id: int
-    level: str | None = None
-    price: Annotated[Decimal, Field(max_digits=12, decimal_places=2)] | None = None
-    taken_at: datetime | None = None
-    local_at: NaiveDatetime | None = None
-    day: date | None = None
-
-
-def reading(**columns: Any) -> CleanRow | RefusedRow:
-    """What one row of a table of readings comes to."""
-    table = Table(entity="reading", key_columns=("id",), types={"level": "numeric"})
-    declared = Capture(name="shop", kind="postgresql", tables={"public.readings": table})
-    reader = RawReader(declared, {"reading": EntityType("reading", Reading, "id")})
-    row = {**dict.fromkeys(Reading.model_fields), "id": 1, **columns}
-    message = {"op": "c", "after": row, "source": {"connector": "postgresql"}}
-    (parsed,) = reader.read("readings", b'{"id":1}', json.dumps(message).encode())
-    assert isinstance(parsed, CleanRow | RefusedRow)
-    return parsed
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("taken_at", 9_223_372_036_825_200_000),
-        ("taken_at", "-infinity"),
-        ("local_at", -9_223_372_036_832_400_000),
-        ("day", 2_147_483_647),
-    ],
-)
-def test_infinity_as_a_time_is_refused_in_words(column: str, value: Any) -> None:
-    found = reading(**{column: value})
-    assert isinstance(found, RefusedRow)
-    assert found.reason.startswith(f"{column}: {value} is infinity, or a time outside of the years")
-    assert found.key == "1", "its entity is known to be unsure"
-
-
-@pytest.mark.parametrize(
-    ("told", "text"),
-    [
-        ("NAN", "NaN"),
-        ("POSITIVE_INFINITY", "Infinity"),
-        ("NEGATIVE_INFINITY", "-Infinity"),
-        ("1.50", "1.50"),
-    ],
-)
-def test_a_declared_numeric_column_has_the_texts_that_postgres_reads(told: str, text: str) -> None:
-    found = reading(level=told)
-    assert isinstance(found, CleanRow)
-    assert json.loads(found.state or b"")["level"] == text
-
-
-def test_nan_in_a_field_of_decimals_is_refused_with_its_field() -> None:
-    found = reading(price="NAN")
-    assert isinstance(found, RefusedRow)
-    assert found.reason.startswith("price: Input should be")
-
-
 def test_two_messages_of_canal_with_one_id_are_two_changes() -> None:
     table = Table(entity="person", key_columns=("id",))
     declared = Capture(
@@ -337,14 +278,36 @@ def test_more_rows_of_unknown_state_than_may_wait_stop_the_capture() -> None:
         rig.take(*rows, held_max=3)
 
 
-def test_entities_that_wait_for_each_other_go_on_at_once() -> None:
-    rig = Rig(tables={"s.people": Table(entity="person", parents={"boss_id": "person"})})
-    assert rig.made(rig.row("people", "c", {"ID": 1, "BOSS_ID": 2})) == []
-    assert rig.made(rig.row("people", "c", {"ID": 2, "BOSS_ID": 3})) == []
-    rig.take(rig.row("people", "c", {"ID": 3, "BOSS_ID": 1}))
-    assert [one.key for one in rig.changes] == ["3", "2", "1"]
-    rig.take(rig.row("people", "c", {"ID": 9, "BOSS_ID": 9}))
-    assert [one.key for one in rig.changes] == ["9"]
+def people() -> Rig:
+    """Persons who wait for their boss."""
+    return Rig(tables={"s.people": Table(entity="person", parents={"boss_id": "person"})})
+
+
+def told(rig: Rig, *persons: tuple[int, int]) -> list[int]:
+    """Whom one batch with a new row of each person and boss publishes, in order."""
+    rows = [rig.row("people", "c", {"ID": person, "BOSS_ID": boss}) for person, boss in persons]
+    return [int(one.key) for one in rig.made(*rows)]
+
+
+def test_a_tree_that_comes_leaves_first_goes_on_however_deep_it_is() -> None:
+    rig = people()
+    assert told(rig, *((n, n - 1) for n in range(3000, 1, -1))) == []
+    assert len(rig.held) == 2999
+    assert told(rig, (1, 1)) == [*range(1, 3001)]
+    assert not rig.held
+
+
+def test_those_who_waited_for_one_come_directly_behind_and_in_the_order_of_their_keys() -> None:
+    rig = people()
+    assert told(rig, (7, 4), (5, 4), (6, 5), (4, 2), (3, 2)) == []
+    assert told(rig, (2, 1), (8, 8)) == [8]
+    assert told(rig, (1, 1)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_rows_above_which_there_is_a_cycle_go_on_with_it() -> None:
+    rig = people()
+    assert told(rig, (3, 2), (2, 1)) == []
+    assert told(rig, (1, 3)) == [1, 2, 3]
     assert not rig.held
 
 
@@ -365,8 +328,11 @@ def test_a_truncation_deletes_what_is_known_and_older_where_that_is_declared() -
 def test_a_truncation_that_is_refused_says_what_deletes_the_entities(dsn: str | None) -> None:
     rig = Rig(dsn=dsn)
     said = json.dumps({"op": "t", "source": {"db": "s", "table": "customers"}}).encode()
-    (refused,) = rig.reader.read("" if dsn else "customers", None, said)
+    refused, *told = rig.reader.read("" if dsn else "customers", None, said)
     assert isinstance(refused, RefusedRow)
+    assert [one.tables for one in told if isinstance(one, SourceIdentity)] == (
+        [{"s.customers": None}] if dsn else []
+    )
     assert "with truncate='delete' of its Table the next TRUNCATE deletes them" in refused.reason
     assert ("`everstate cdc snapshot shop --new-epoch`" in refused.reason) == (dsn is not None)
     shared = RawReader(
@@ -407,23 +373,6 @@ def test_what_a_first_snapshot_that_is_taken_again_changes_says_why() -> None:
     assert (deleted.key, deleted.kind) == ("2", "deleted")
     assert "a first snapshot that was taken again" in deleted.value["provenance"]["reason"]
     assert rig.composer.with_provenance == 0, "none of it says who wrote the row"
-
-
-def test_a_row_whose_key_changed_takes_what_it_does_not_know_from_its_old_key() -> None:
-    rig = Rig(tables={"s.customers": Table(entity="customer")}, kind="postgresql")
-    before = {"CUSTOMER_ID": 1, "NAME": "long"}
-    after = {"CUSTOMER_ID": 2, "NAME": "__debezium_unavailable_value"}
-    rows: list[Any] = [rig.row("customers", "c", before, source={"lsn": 10})]
-    rows.append(rig.row("customers", "d", None, before, source={"lsn": 20}))
-    body = json.dumps({"op": "c", "after": after, "source": {"lsn": 20}}).encode()
-    headers = (None, b'{"CUSTOMER_ID":1}')
-    rows.append(rig.read(("customers", b'{"CUSTOMER_ID":2}', body), headers=headers))
-    rig.take(*rows)
-    assert rig.states == [
-        {"customer_id": 1, "name": "long"},
-        None,
-        {"customer_id": 2, "name": "long"},
-    ]
 
 
 @pytest.mark.parametrize(
@@ -491,17 +440,6 @@ def test_provenance_messages_have_snake_or_camel_case() -> None:
     )
 
 
-def test_what_reads_slices_can_be_sent_to_other_processes() -> None:
-    rig = Rig(parents_first=False)
-    tables = {name: number for number, name in enumerate(rig.reader.capture.tables)}
-    slices = Slices(rig.reader, ["statuses"], tables)
-    copy = pickle.loads(dumps(slices))  # type: ignore[no-untyped-call]
-    assert copy.reader.mapping("s.orders").entity_type.name == "order"
-    said = json.dumps({"op": "c", "after": {"CODE": "P", "NAME": "paid"}, "source": {}}).encode()
-    record = (0, 5, b'{"CODE":"P"}', said, (None, None), 0)
-    assert copy.begin().columns([record]) == slices.begin().columns([record])
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -547,34 +485,6 @@ def test_an_entity_type_has_one_capture_and_a_capture_its_name() -> None:
     app.entity("status", key="code")(Status)
     with pytest.raises(InvalidCapture, match="source of truth of status is 'store'"):
         app.capture("b", kind="mariadb", tables={"s.statuses": Table(entity="status")})
-
-
-@pytest.mark.parametrize(
-    ("change", "ddl", "snapshot", "said"),
-    [
-        ("DROP", "DROP TABLE customers", "false", "was dropped"),
-        ("CREATE", "CREATE TABLE customers (id int)", "false", "was made anew"),
-        ("ALTER", "RENAME TABLE x TO customers", "false", "was renamed"),
-        ("ALTER", "alter table x rename customers", "false", "was renamed"),
-        ("ALTER", "ALTER TABLE customers RENAME COLUMN a TO b, rename  index c to d", "false", ""),
-        ("ALTER", "ALTER TABLE customers ADD COLUMN renamed int", "false", ""),
-        ("DROP", "DROP TABLE IF EXISTS customers", "true", ""),
-    ],
-)
-def test_a_table_that_is_another_one_now_is_told(
-    change: str, ddl: str, snapshot: str, said: str
-) -> None:
-    rig = Rig(dsn="mariadb://u@h/s")
-    names = ('"s"."customers"', '"s"."some""body""s"')
-    changes = [{"type": change, "id": name, "table": None} for name in names]
-    source = {"connector": "mariadb", "db": "s", "snapshot": snapshot, "file": "b.1"}
-    value = {"source": source, "ddl": ddl, "tableChanges": changes}
-    found = rig.reader.read("", None, json.dumps(value).encode(), (SCHEMA, None))
-    assert len(found) == bool(said)
-    for each in found:
-        assert isinstance(each, RefusedRow)
-        assert (each.table, said in each.reason) == ("s.customers", True)
-        assert "`everstate cdc snapshot shop --new-epoch`" in each.reason
 
 
 @pytest.mark.parametrize(

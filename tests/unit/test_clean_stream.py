@@ -15,16 +15,8 @@ from hypothesis import strategies as st
 
 from everstate.errors import RowsUnplaced, SourceReplaced, TableReplaced
 from everstate.sources.cdc import stream
-from everstate.sources.cdc.columns import (
-    ENDED,
-    NOTE,
-    SOURCE,
-    UNKNOWN,
-    WHOLE,
-    Rows,
-    as_batch,
-)
-from everstate.sources.cdc.reading import SourceIdentity, TransactionProvenance
+from everstate.sources.cdc.columns import ENDED, NOTE, SOURCE, UNKNOWN, WHOLE, Rows, as_batch
+from everstate.sources.cdc.reading import Fingerprint, SourceIdentity, TransactionProvenance
 from everstate.sources.cdc.stream import SEEN, Stream, StreamStanding
 from tiers import counted
 
@@ -44,13 +36,17 @@ class Source:
     """
 
     transactions: list[list[int]]
+    xa: set[int] | None = None
+    """Of MariaDB, which has BEGIN records: numbers of the transactions without an END record."""
     log: list[tuple[Any, ...]] = field(default_factory=list)
     raw: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         key, commit = count(1), 0
         for number, groups in enumerate(self.transactions, 1):
-            tx = str(100 + number)
+            tx = str(100 + number) if self.xa is None else f"0-1-{8 + number}"
+            if self.xa is not None:
+                self.log.append((ENDED, f"<{tx}", None, None, number))
             # Every second transaction began before the one that was committed before it.
             lsn = 1_000 * number - (1_500 if number % 2 == 0 else 0)
             for size in groups:
@@ -58,8 +54,11 @@ class Source:
                 place = struct.pack(">QQ", commit, lsn)
                 for _ in range(size):
                     self.log.append((WHOLE, tx, str(next(key)), place, number))
-            self.log.append((ENDED, tx, None, None, number))
+            if self.xa is None or number not in self.xa:
+                self.log.append((ENDED, tx, None, None, number))
             commit = 1_000 * number + 900
+        if self.xa is not None:
+            self.log.append((ENDED, "<0-1-99", None, None, 99))
 
     def run(self, start: int, end: int) -> None:
         """The connector writes the log from one record up to another one."""
@@ -153,15 +152,23 @@ def run_connector(source: Source, runs: list[tuple[int, int]]) -> None:
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(transactions=TRANSACTIONS, runs=RUNS, cuts=CUTS, kills=KILLS, large=st.integers(1, 12))
+@given(
+    transactions=TRANSACTIONS,
+    runs=RUNS,
+    cuts=CUTS,
+    kills=KILLS,
+    large=st.integers(1, 12),
+    xa=st.none() | st.sets(st.integers(1, 8)),
+)
 def test_every_row_goes_on_once_in_order_with_its_block_whatever_is_killed(
     transactions: list[list[int]],
     runs: list[tuple[int, int]],
     cuts: list[int],
     kills: set[int],
     large: int,
+    xa: set[int] | None,
 ) -> None:
-    source = Source(transactions)
+    source = Source(transactions, xa)
     run_connector(source, runs)
     for limit in (10**9, large):
         out, _ = cleaned(source, cuts, kills, limit)
@@ -337,8 +344,9 @@ def test_a_first_snapshot_that_is_taken_again_is_compared_before_the_rows_behind
     again = Stream("shop", standing_of(standing_json(now.standing())))
     again.scan(source.read(start, len(source.raw)))
     assert again.ended == now.ended, "clean was killed before the comparison was published"
-    now.compared()
+    now.compared({"s.a": "too many"})
     published = standing_of(standing_json(now.standing()))
+    assert published.gone == {"s.a": "too many"}
     behind = Stream("shop", published)
     behind.scan(source.read(start, len(source.raw)))
     now.resume()
@@ -384,7 +392,7 @@ def test_a_first_snapshot_without_rows_is_compared_once_and_places_begin_anew_be
     assert (now.ended.first, now.ended.end, now.first_offset) == (start, start, start)
     assert [key for key in now.take().key if key] == ["1", "2", "3"]
     killed = Stream("shop", standing_of(standing_json(now.standing())))
-    now.compared()
+    now.compared({})
     published = Stream("shop", standing_of(standing_json(now.standing())))
     now.resume()
     for each, is_compared in ((killed, False), (published, True)):
@@ -516,6 +524,29 @@ def test_another_database_without_a_new_epoch_is_refused() -> None:
     assert stream.SEEN.count is None
 
 
+def test_what_is_told_of_tables_is_kept_until_a_new_epoch() -> None:
+    first, second = (Fingerprint(name, "", {"1": "2"}) for name in "ab")
+    told = [
+        SourceIdentity(identity="one", tables={"s.a": first, "s.b": first}, seen=5),
+        SourceIdentity(identity="one", tables={"s.a": second}),
+        SourceIdentity(identity="", epoch=0, tables={"s.b": None}, gone={"s.b": "renamed"}),
+        SourceIdentity(identity="one", epoch=2, tables={"s.a": first}, seen=9, may_delete=3),
+    ]
+    source, found = Source([]), []
+    now = Stream("shop")
+    for at, one in enumerate(told):
+        source.raw.append((SOURCE, None, encode(one), None, None))
+        now.scan(source.read(at, at + 1))
+        known = standing_of(standing_json(now.standing()))
+        found.append((known.tables, known.seen, known.gone, known.may_delete))
+    assert found[1:] == [
+        ({"s.a": second, "s.b": first}, 5, {}, 0),
+        ({"s.a": second, "s.b": Fingerprint("a", "", {})}, 5, {"s.b": "renamed"}, 0),
+        ({"s.a": first}, 9, {}, 3),
+    ]
+    assert now.may_delete == 3
+
+
 def test_rows_behind_an_unknown_table_wait_for_a_new_epoch() -> None:
     source = Source([[1], [1]])
     source.raw = [*source.log[:2], (UNKNOWN, None, "s.items", None, None), *source.log[2:]]
@@ -527,6 +558,21 @@ def test_rows_behind_an_unknown_table_wait_for_a_new_epoch() -> None:
     source.raw.append((SOURCE, None, encode(SourceIdentity(identity="one", epoch=2)), None, None))
     now.scan(source.read(5, 6))
     assert now.passed == {0: 1}
+
+
+def test_an_xa_transaction_without_an_end_goes_on_whole_when_a_later_one_begins() -> None:
+    source = Source([])
+    row = [(WHOLE, "0-1-11", key, place, 1) for key, place in (("a", b"1"), ("b", b"2"))]
+    begun = [(ENDED, f"<{gtid}", None, None, 1) for gtid in ("0-1-11", "0-1-10", "0-1-12")]
+    now = Stream("shop")
+    source.raw = [begun[0], row[0], begun[1], begun[0], *row, begun[2]]
+    now.scan(source.read(0, 6))
+    assert (now.is_waiting, now.ready) == (True, 1), "it was written once more, and goes on"
+    now.scan(source.read(6, 7))
+    assert not now.is_waiting
+    rows = now.take()
+    blocks = {block.count for block in rows.block if block is not None and block is not SEEN}
+    assert (blocks, [each for each in rows.index if each]) == ({2}, [1, 2])
 
 
 def test_the_newest_mark_of_the_database_is_part_of_the_standing() -> None:

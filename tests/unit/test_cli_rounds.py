@@ -46,7 +46,7 @@ def test_a_rebuild_ends_when_the_pipeline_has_stopped(
         yield StoppedPipeline(version)
 
     rebuild = "everstate.cli.rebuild"
-    monkeypatch.setattr(f"{rebuild}._control", control)
+    monkeypatch.setattr(f"{rebuild}.control_of", control)
     monkeypatch.setattr(f"{rebuild}.project_of", lambda *_, **__: (None, None))
     monkeypatch.setattr(f"{rebuild}._POLL_S", 0.0)
     monkeypatch.setattr("everstate.cli.asking._GONE_S", 0.0, raising=False)

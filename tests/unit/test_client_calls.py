@@ -23,7 +23,9 @@ Handler = Callable[[httpx.Request], httpx.Response]
 def calling(handler: Handler, provenance: Provenance | None = None) -> Client:
     """A client whose requests a function answers."""
     client = Client("http://shop.test", provenance=provenance)
-    client._http = httpx.Client(base_url="http://shop.test", transport=httpx.MockTransport(handler))
+    client._client.connections = httpx.Client(
+        base_url="http://shop.test", transport=httpx.MockTransport(handler)
+    )
     return client
 
 
@@ -183,7 +185,7 @@ def test_a_subscription_continues_after_the_last_event_that_was_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The id of an event that was cut off before its end was taken as that of the last event."""
-    monkeypatch.setattr("everstate.client.blocking.RETRY_S", 0.0)
+    monkeypatch.setattr("everstate.client.asynchronous.RETRY_S", 0.0)
     asked: list[str | None] = []
 
     class Cut(httpx.SyncByteStream):
@@ -201,6 +203,24 @@ def test_a_subscription_continues_after_the_last_event_that_was_complete(
     events = list(itertools.islice(calling(handler).subscribe("guest"), 2))
     assert events == [Event("change", SAID, "1"), Event("change", 2, "2")]
     assert asked == [None, "1"]
+
+
+def test_a_subscription_that_is_left_closes_its_connection() -> None:
+    closed: list[bool] = []
+
+    class Endless(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            return itertools.repeat(b"event: change\ndata: 1\nid: 1\n\n")
+
+        def close(self) -> None:
+            closed.append(True)
+
+    with calling(lambda _: httpx.Response(200, stream=Endless())) as client:
+        events = client.subscribe("guest")
+        assert next(events).data == 1
+        assert closed == []
+        del events
+        assert closed == [True]
 
 
 def test_a_value_with_a_semicolon_stays_one_condition() -> None:

@@ -67,8 +67,8 @@ def test_every_command_that_a_message_or_a_page_names_is_there() -> None:
     """An error's advice that nobody can follow is worse than none."""
     groups: dict[str, set[str]] = {}
     for verb in VERBS:
-        command = cli_command(verb.name)
-        groups[verb.name] = set(getattr(command, "commands", ()))
+        command = cli_command(verb)
+        groups[verb] = set(getattr(command, "commands", ()))
     unknown = set()
     for file in [*PAGES, *(ROOT / "src").rglob("*.py")]:
         text = re.sub(r'["`]\n\s+f?["`]', "", file.read_text("utf-8"))

@@ -57,7 +57,8 @@ def test_each_stage_takes_what_the_stage_before_it_let_through(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "option", ["isolation.level", "acks", "enable.idempotence", "partitioner", "group.id"]
+    "option",
+    ["isolation.level", "check.crcs", "acks", "enable.idempotence", "partitioner", "group.id"],
 )
 def test_an_option_that_would_weaken_the_log_is_refused(tmp_path: Path, option: str) -> None:
     config = config_with(tmp_path, **{option.replace(".", "__"): "x"})

@@ -13,8 +13,10 @@ import pytest
 from clean_cases import CONFIG
 from everstate.config import Config, load
 from everstate.errors import LogTruncated
+from everstate.log import consumer as consumer_module
 from everstate.log import publisher as publisher_module
 from everstate.log import tails
+from everstate.log.client import consumer_settings
 from everstate.log.publisher import OncePublisher, PublishedProgress
 from everstate.log.record import OutRecord
 from everstate.log.tails import Tail, check_tails, decode_tails, encode_tails, tails_with
@@ -140,8 +142,14 @@ def test_what_cannot_be_counted_is_not_called_lost(log: Log) -> None:
 
 
 @pytest.fixture
-def mocked(tmp_path: Path) -> Iterator[Config]:
+def mocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
     """A log in this process: the pretended brokers that Kafka's client library has."""
+
+    def without_sums(*given: Any, **more: Any) -> dict[str, Any]:
+        """The settings of a reader of these brokers, which write no sums."""
+        return {**consumer_settings(*given, **more), "check.crcs": False}
+
+    monkeypatch.setattr(consumer_module, "consumer_settings", without_sums)
     given = {"bootstrap.servers": "none", "test.mock.num.brokers": 1, "log_level": 0}
     brokers = confluent_kafka.Producer(given)
     (broker,) = brokers.list_topics(timeout=10).brokers.values()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import psycopg
 import pytest
 
 from everstate.views.batch import Batch
-from everstate.views.control import Control
 from everstate.views.stores.postgres.transaction import RIDING_TRIES_MAX, PostgresCore
 from everstate.views.tables import Core, KeptTable
 from kit.view_contract import TOTALS
@@ -24,7 +23,6 @@ class Riding(PostgresCore):
 
     def __init__(self, failing: Collection[str]) -> None:
         self.failing, self.written, self.tries, self.savepoints = failing, list[str](), 0, 0
-        self.control = cast("Control", self)
         self.core, self.partition = Core("order", "order.changes"), 0
         self._unprepared, self._writing = {}, None
 

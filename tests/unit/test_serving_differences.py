@@ -7,20 +7,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from everstate.errors import NotFound
 from everstate.serving.answers import Place, Version
-from everstate.serving.differences import ABSENT, Difference, differences, leaves
+from everstate.serving.differences import ABSENT, Difference, differences
 from everstate.serving.listing import WrittenBy
 from everstate.serving.writers import last_writer, who_wrote
-
-_values = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from(["", "a", "b"]))
-_states = st.dictionaries(
-    st.sampled_from("abc"),
-    st.one_of(_values, st.dictionaries(st.sampled_from("xy"), _values)),
-)
 
 
 @pytest.mark.parametrize(
@@ -55,34 +47,6 @@ def test_each_field_that_differs_is_told_once(
     before: Any, after: Any, found: tuple[Difference, ...]
 ) -> None:
     assert differences(before, after) == found
-
-
-@given(before=_states, after=_states)
-def test_applying_the_differences_to_before_gives_after(
-    before: dict[str, Any], after: dict[str, Any]
-) -> None:
-    made: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in before.items()}
-    for difference in differences(before, after):
-        *parents, name = difference.path.split(".")
-        target = made
-        for parent in parents:
-            target = target[parent]
-        if difference.after is ABSENT:
-            del target[name]
-        else:
-            target[name] = difference.after
-    assert made == after
-
-
-def test_the_leaves_of_a_state_are_its_fields_by_their_paths() -> None:
-    state = {"a": 1, "p": {"x": {"y": 2}, "z": {}}, "l": [{"q": 1}]}
-    assert leaves(state) == {
-        ("a",): 1,
-        ("p", "x", "y"): 2,
-        ("p", "z"): {},
-        ("l",): [{"q": 1}],
-    }
-    assert leaves(None) == {}
 
 
 def test_a_nested_field_has_a_writer_of_its_own() -> None:

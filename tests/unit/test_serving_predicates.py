@@ -77,7 +77,8 @@ def test_a_condition_is_read_in_the_type_of_its_field(
     text: str, path: tuple[str, ...], operator: str, value: Any
 ) -> None:
     predicate = parse_predicate(text, GUEST)
-    assert (predicate.path, predicate.operator, predicate.value) == (path, operator, value)
+    assert predicate.name == ".".join(path)
+    assert (predicate.operator, predicate.value) == (operator, value)
     assert type(predicate.value) is type(value)
 
 
@@ -118,7 +119,7 @@ def test_a_condition_that_cannot_hold_is_refused_with_the_reason(text: str, said
 
 
 def test_an_order_names_a_field_and_may_turn_round() -> None:
-    assert not parse_order("nights", GUEST).descending
-    assert parse_order("-arrives", GUEST).descending
+    assert not parse_order("nights", GUEST).is_descending
+    assert parse_order("-arrives", GUEST).is_descending
     with pytest.raises(InvalidQuery, match="Did you mean nights"):
         parse_order("night", GUEST)

@@ -47,17 +47,6 @@ def started(
     return {step.name: step for step in found}
 
 
-def test_a_number_is_never_used_twice_also_not_after_a_drop() -> None:
-    """Held changes and running tasks know a version by its name and number."""
-    app = hotel()
-    kept = registered(app.views["by_city"], 1, published=True)
-    changed = hotel(where="WHERE city IS NOT NULL")
-    step = started(changed, "guest", [kept], {"by_city": 3})["by_city"]
-    assert (step.what, step.version, step.published) == ("changed", 4, 1)
-    step = started(app, "guest", [], {"by_city": 3})["by_city"]
-    assert (step.what, step.version) == ("new", 4)
-
-
 def test_a_view_that_moves_to_another_entity_type_keeps_its_rows_until_the_new_ones_are_there() -> (
     None
 ):

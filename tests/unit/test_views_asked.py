@@ -60,7 +60,7 @@ def test_b13_a_version_of_a_field_that_has_another_type_now_cannot_be_gone_back_
         check(OLDER)
         raise AssertionError(f"an undo of {name} was registered")
 
-    monkeypatch.setattr("everstate.cli.rebuild._control", control)
+    monkeypatch.setattr("everstate.cli.rebuild.control_of", control)
     monkeypatch.setattr("everstate.views.changing.ask_undo", ask_undo)
     monkeypatch.setattr("everstate.cli.rebuild.project_of", lambda *_, **__: (None, app))
     done = CliRunner().invoke(cli, ["-C", str(tmp_path), "views", "rebuild", "by_nights", "--undo"])

@@ -18,10 +18,10 @@ from importlib.resources import files
 import everstate
 from typer.testing import CliRunner
 from everstate.cli import cli
-from everstate.local.artifacts import kafka_artifacts
+from everstate.local.artifacts import artifacts_of
 from everstate.pipeline.spark import session
 assert everstate.__file__.startswith(sys.argv[1]), everstate.__file__
-assert kafka_artifacts()
+assert artifacts_of("kafka")
 assert session._LOG_SETTINGS.is_file()
 assert "CREATE SCHEMA" in (files("everstate.sources.stores.postgres") / "schema.sql").read_text()
 assert "everstate" in CliRunner().invoke(cli, ["--help"]).output

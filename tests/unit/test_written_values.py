@@ -15,8 +15,8 @@ from psycopg import sql
 from everstate.changes.quoting import conditions_in, joined
 from everstate.client.views import following, rows_request
 from everstate.errors import ContradictoryQuery, InvalidQuery
-from everstate.serving.predicates import exact_value
-from everstate.serving.view_columns import Term, ViewColumn, condition
+from everstate.serving.predicates import Term, exact_value
+from everstate.serving.view_columns import ViewColumn, condition
 from everstate.serving.view_rows import _parsed
 
 

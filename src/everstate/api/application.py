@@ -26,8 +26,10 @@ from everstate.api.reading import Reading
 from everstate.api.reading_router import past_of, reading_router
 from everstate.api.subscribing import Subscriptions
 from everstate.api.subscription_router import subscription_router
-from everstate.api.view_reading import PLACE
-from everstate.api.view_routes import ViewRoutes
+from everstate.api.view_following import ViewSubscriptions
+from everstate.api.view_reading import PLACE, ViewReading
+from everstate.api.view_router import view_router
+from everstate.api.view_stream_router import view_stream_router
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.config import Config
@@ -60,7 +62,7 @@ def create_api(config: Config, app: App) -> FastAPI:
     served = serve_ways(ways_in(config, app), Serving(desk, schemas, past, reading.find))
     written = {name for each in served for name in each.reads}
     health = Health(config, served)
-    views = ViewRoutes(config, app, reading.readers, desk)
+    views, streams = ViewReading(config, app, reading.readers), ViewSubscriptions(config, app)
     feeds = {name: Feeding(config, name, is_open=desk.callers.local) for name in app.entities}
 
     api = FastAPI(
@@ -72,7 +74,7 @@ def create_api(config: Config, app: App) -> FastAPI:
             [
                 *(each.close for each in reversed(served)),
                 *(health.close, subscriptions.close, reading.close),
-                *(views.close, *(each.close for each in feeds.values())),
+                *(streams.close, views.close, *(each.close for each in feeds.values())),
             ],
         ),
         redirect_slashes=False,
@@ -81,7 +83,8 @@ def create_api(config: Config, app: App) -> FastAPI:
     )
     _guard(api, config.api, is_local=desk.callers.local)
     api.include_router(health_router(health, desk))
-    api.include_router(views.routes())
+    api.include_router(view_router(app, views, desk))
+    api.include_router(view_stream_router(app, streams, desk))
     for name, entity_type in app.entities.items():
         read_only = name not in written
         router = reading_router(entity_type, reading, desk, schemas, is_read_only=read_only)
@@ -92,19 +95,16 @@ def create_api(config: Config, app: App) -> FastAPI:
     for each in served:
         for router in each.routers():
             api.include_router(router)
-    api.state.end_streams = _both(subscriptions.close, views.end_streams)
+
+    def end_streams() -> None:
+        subscriptions.close()
+        streams.close()
+
+    api.state.end_streams = end_streams
     console = WebConsole(config, app, reading.readers, desk)
     _add_console(api, console)
     _describe(api, schemas, console)
     return api
-
-
-def _both(one: Callable[[], None], other: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        one()
-        other()
-
-    return call
 
 
 def _guard(api: FastAPI, settings: ApiConfig, *, is_local: bool) -> None:

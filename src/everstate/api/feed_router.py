@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -12,14 +11,13 @@ from everstate.api.feeding import Feeding
 from everstate.api.reading_router import parameters_of
 from everstate.changes import EntityType, Kind
 from everstate.http import openapi as says
-from everstate.http.asgi import Desk, respond
+from everstate.http.asgi import Desk, add_route
 from everstate.http.openapi import JsonSchema
 from everstate.serving.feeds import FEED_NAME
 
 _PAGE_MAX: Final = 10**15 - 1
 _KNOWN: Final = says.conditions()[1:]
 _KIND: Final = says.query("kind", {"enum": [*Kind]}, "Only changes of this kind.")
-_TEXT: Final[JsonSchema] = {"type": "string"}
 
 
 def feed_router(entity_type: EntityType, feeding: Feeding, desk: Desk) -> APIRouter:
@@ -28,49 +26,40 @@ def feed_router(entity_type: EntityType, feeding: Feeding, desk: Desk) -> APIRou
     router = APIRouter(tags=[name])
 
     async def listed(request: Request) -> Response:
-        incoming = await desk.read(request, name, "read")
-        call = partial(feeding.listed, incoming, parameters_of(request))
-        return respond(await desk.work(call))
+        return await desk.answer(
+            request, name, "read", lambda asked: feeding.listed(asked, parameters_of(request))
+        )
 
     async def page(request: Request) -> Response:
-        incoming = await desk.read(request, name, "read")
         feed, number = request.path_params["feed"], request.path_params.get("page")
-        call = partial(feeding.page, incoming, parameters_of(request), feed, number)
-        return respond(await desk.work(call))
+        return await desk.answer(
+            *(request, name, "read"),
+            lambda asked: feeding.page(asked, parameters_of(request), feed, number),
+        )
 
-    router.add_api_route(
-        place,
-        listed,
-        methods=["GET"],
-        operation_id=f"feeds_{name}",
+    add_route(
+        *(router, "GET", place, listed),
+        name=f"feeds_{name}",
         summary=f"The feeds of {name} changes: one of each partition of the changelog",
         responses=_answers(SERVICE_TYPE, secured=secured),
-        openapi_extra={"parameters": _KNOWN},
+        parameters=_KNOWN,
     )
-    feed = _in_path("feed", {"type": "string", "pattern": FEED_NAME}, "One of the list.")
-    router.add_api_route(
-        f"{place}/{{feed}}",
-        page,
-        methods=["GET"],
-        operation_id=f"feed_{name}",
+    feed = says.in_path("feed", {"type": "string", "pattern": FEED_NAME}, "One of the list.")
+    add_route(
+        *(router, "GET", f"{place}/{{feed}}", page),
+        name=f"feed_{name}",
         summary=f"The newest page of a feed of {name} changes, which is not closed yet",
         responses=_answers(ATOM_TYPE, secured=secured),
-        openapi_extra={"parameters": [feed, _KIND, *_KNOWN]},
+        parameters=[feed, _KIND, *_KNOWN],
     )
     number = {"type": "integer", "minimum": 0, "maximum": _PAGE_MAX}
-    router.add_api_route(
-        f"{place}/{{feed}}/{{page}}",
-        page,
-        methods=["GET"],
-        operation_id=f"feed_{name}_page",
+    at = says.in_path("page", number, "Number of the page, from 0 on.")
+    add_route(
+        *(router, "GET", f"{place}/{{feed}}/{{page}}", page),
+        name=f"feed_{name}_page",
         summary=f"A page of a feed of {name} changes; a closed one never changes",
         responses=_answers(ATOM_TYPE, 410, secured=secured),
-        openapi_extra={
-            "parameters": [
-                *(feed, _in_path("page", number, "Number of the page, from 0 on.")),
-                *(_KIND, *_KNOWN),
-            ]
-        },
+        parameters=[feed, at, _KIND, *_KNOWN],
     )
     return router
 
@@ -79,15 +68,5 @@ def _answers(xml: str, *more: int, secured: bool) -> dict[int | str, JsonSchema]
     found = says.answers(
         *(200, 304, 400, 404, 422), *more, schema={"type": "object"}, secured=secured
     )
-    found[200]["content"][xml] = {"schema": _TEXT}
+    found[200]["content"][xml] = {"schema": says.STRING}
     return found
-
-
-def _in_path(name: str, schema: JsonSchema, what: str) -> JsonSchema:
-    return {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "schema": schema,
-        "description": what,
-    }

@@ -37,12 +37,10 @@ class Feeding:
     Its methods raise NotFound, PageGone, InvalidQuery and Unavailable.
     """
 
-    def __init__(
-        self, config: Config, entity: str, *, is_open: bool, api_version: str = "v1"
-    ) -> None:
+    def __init__(self, config: Config, entity: str, *, is_open: bool) -> None:
         """``is_open``: callers need no token."""
         self._config, self._entity = config, entity
-        self.place: Final = f"/feed/{api_version}/{entity}"
+        self.place: Final = f"/feed/v1/{entity}"
         """Path of the list of feeds; feeds and pages are below it."""
         self._audience = "public" if is_open else "private"
         """Whose caches may keep answers: a shared one would give them to callers without token."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -14,12 +13,10 @@ from everstate.api.reading_router import parameters_of
 from everstate.changes import EntityType
 from everstate.http import openapi as says
 from everstate.http.answers import JSON, HttpAnswer, HttpRequest
-from everstate.http.asgi import Desk, respond
+from everstate.http.asgi import Desk, add_route
 from everstate.http.openapi import JsonSchema
 from everstate.serving.listing import KEYS_MAX
 
-_TEXT: Final[JsonSchema] = {"type": "string"}
-_TIME: Final[JsonSchema] = {"type": "string", "format": "date-time"}
 _AFTER: Final = says.query(
     "after",
     {"type": "string", "pattern": CHANGES_CURSOR},
@@ -30,8 +27,8 @@ _KEYS: Final[JsonSchema] = {
     "required": ["keys"],
     "additionalProperties": False,
     "properties": {
-        "keys": {"type": "array", "items": _TEXT, "maxItems": KEYS_MAX},
-        "at": {"anyOf": [_TIME, {"type": "null"}]},
+        "keys": {"type": "array", "items": says.STRING, "maxItems": KEYS_MAX},
+        "at": {"anyOf": [says.TIME, {"type": "null"}]},
     },
 }
 
@@ -54,14 +51,15 @@ def _questions(listing: Listing) -> Sequence[_Question]:
             "{} entities that meet conditions on their fields, now or at a time",
             listing.entities,
             [
-                says.query("where", _TEXT, "Conditions: `nights>3`; several with `;` between."),
-                says.query(
-                    "order",
-                    _TEXT,
-                    "Fields to sort by: `-nights` for the largest first; several with `;`.",
+                says.text("where", "Conditions: `nights>3`; several with `;` between."),
+                says.text(
+                    "order", "Fields to sort by: `-nights` for the largest first; several with `;`."
                 ),
-                says.query("at", _TIME, "Entities as they were at this time in the world."),
-                *(limit, says.query("after", _TEXT, "Only keys after this one; without `order`.")),
+                says.query("at", says.TIME, "Entities as they were at this time in the world."),
+                *(
+                    limit,
+                    says.text("after", "Only keys after this one; without `order`."),
+                ),
             ],
         ),
         _Question(
@@ -76,54 +74,40 @@ def _questions(listing: Listing) -> Sequence[_Question]:
             "deleted",
             "{} entities that are deleted now, and who deleted them",
             listing.deleted,
-            [limit, says.query("after", _TEXT, "Only keys after this one.")],
+            [limit, says.text("after", "Only keys after this one.")],
         ),
         _Question(
             "/changes",
             "changes",
             "Changes of {} entities by who wrote them and when",
             listing.written,
-            [
-                *says.written_by(),
-                *(limit, _AFTER),
-            ],
+            [*says.written_by(), limit, _AFTER],
         ),
     )
 
 
-def listing_router(
-    entity_type: EntityType, listing: Listing, desk: Desk, *, api_version: str = "v1"
-) -> APIRouter:
+def listing_router(entity_type: EntityType, listing: Listing, desk: Desk) -> APIRouter:
     """Routes of one entity type."""
     router = APIRouter(tags=[entity_type.name])
     for question in _questions(listing):
-        _add(router, f"/query/{api_version}/{entity_type.name}", question, entity_type.name, desk)
+        _add(router, f"/query/v1/{entity_type.name}", question, entity_type.name, desk)
     return router
 
 
 def _add(router: APIRouter, place: str, question: _Question, entity: str, desk: Desk) -> None:
     async def answer(request: Request) -> Response:
-        incoming = await desk.read(request, entity, "read")
-        call = partial(question.answer, incoming, parameters_of(request), entity)
-        return respond(await desk.work(call))
+        return await desk.answer(
+            *(request, entity, "read"),
+            lambda asked: question.answer(asked, parameters_of(request), entity),
+        )
 
-    extra: JsonSchema = {"parameters": [*question.parameters, says.wait_for()]}
-    statuses: tuple[int, ...] = (200, 400, 404, 413, 422, 504)
-    if question.body is not None:
-        extra["requestBody"] = question.body
-    else:
-        extra["parameters"] += says.conditions()[1:]
-        statuses = (*statuses, 304)
-    router.add_api_route(
-        f"{place}{question.path}",
-        answer,
-        methods=["GET" if question.body is None else "POST"],
-        operation_id=f"query_{entity}_{question.name}",
+    known = says.conditions()[1:] if question.body is None else []
+    statuses = (200, 400, 404, 413, 422, 504, *((304,) if known else ()))
+    add_route(
+        *(router, "GET" if question.body is None else "POST", f"{place}{question.path}", answer),
+        name=f"query_{entity}_{question.name}",
         summary=question.summary.format(entity),
-        responses=says.answers(
-            *statuses,
-            schema={"type": "object"},
-            secured=not desk.callers.local,
-        ),
-        openapi_extra=extra,
+        responses=says.answers(*statuses, schema=says.OBJECT, secured=not desk.callers.local),
+        parameters=[*question.parameters, says.wait_for(), *known],
+        body=question.body,
     )

@@ -7,7 +7,6 @@ parts of the path as it was sent: a key that ends in `/history` is sent with `%2
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple
 
 from fastapi import APIRouter, Request, Response
@@ -21,11 +20,10 @@ from everstate.api.reading import PAST, Method, Reading
 from everstate.changes import EntityType
 from everstate.errors import InvalidQuery
 from everstate.http import openapi as says
-from everstate.http.asgi import KEY, AnswerPast, Desk, respond
+from everstate.http.asgi import KEY, AnswerPast, Desk, add_route
 from everstate.http.openapi import JsonSchema, Schemas
 
 _STATUSES: Final = (200, 304, 400, 404, 410, 422, 504)
-_OBJECT: Final[JsonSchema] = {"type": "object"}
 _FIELD: Final = "{field}"
 
 
@@ -51,9 +49,10 @@ def past_of(reading: Reading, desk: Desk) -> AnswerPast:
     async def past(request: Request, entity: str, key: str) -> Response | None:
         if not any(name in request.query_params for name in PAST):
             return None
-        incoming = await desk.read(request, entity, "read")
-        given = parameters_of(request)
-        return respond(await desk.work(partial(reading.entity, incoming, given, entity, key)))
+        return await desk.answer(
+            *(request, entity, "read"),
+            lambda asked: reading.entity(asked, parameters_of(request), entity, key),
+        )
 
     return past
 
@@ -73,7 +72,7 @@ _NOW: Final = _Question(
     "Read a {} from the views: now, at a time, or at a version",
     says.past(),
 )
-_END: Final[JsonSchema] = {"anyOf": [says.VERSION, {"type": "string", "format": "date-time"}]}
+_END: Final[JsonSchema] = {"anyOf": [says.VERSION, says.TIME]}
 _QUESTIONS: Final = (
     _Question(
         "/history",
@@ -114,15 +113,7 @@ _QUESTIONS: Final = (
         f"/explain/{_FIELD}",
         "field",
         "Origin of the version of a {} that last changed a field",
-        [
-            {
-                "name": "field",
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string"},
-                "description": "A field of the state; dots separate nested fields.",
-            }
-        ],
+        [says.in_path("field", says.STRING, "A field of the state; dots separate nested fields.")],
     ),
     _Question(
         "/provenance",
@@ -139,10 +130,9 @@ def reading_router(
     schemas: Schemas,
     *,
     is_read_only: bool,
-    api_version: str = "v1",
 ) -> APIRouter:
     """Routes of one entity type; ``is_read_only``: no other routes have its present state."""
-    place = f"/{api_version}/{entity_type.name}/{KEY}"
+    place = f"/v1/{entity_type.name}/{KEY}"
     router = APIRouter(tags=[entity_type.name], route_class=_BelowKey)
     methods: Mapping[str, Method] = {
         "history": reading.history,
@@ -161,7 +151,7 @@ def reading_router(
                 ]
             )
         method = methods[question.name]
-        _add(router, place, question, entity_type.name, method, desk, _OBJECT)
+        _add(router, place, question, entity_type.name, method, desk, says.OBJECT)
     if is_read_only:
         state = schemas.read(entity_type)
         _add(router, place, _NOW, entity_type.name, reading.entity, desk, state)
@@ -185,22 +175,19 @@ def _add(
     schema: JsonSchema,
 ) -> None:
     async def answer(request: Request, key: str) -> Response:
-        incoming = await desk.read(request, entity, "read")
         more = {name: value for name, value in request.path_params.items() if name != "key"}
-        call = partial(method, incoming, parameters_of(request), entity, key, **more)
-        return respond(await desk.work(call))
+        return await desk.answer(
+            *(request, entity, "read"),
+            lambda asked: method(asked, parameters_of(request), entity, key, **more),
+        )
 
     found = says.answers(*_STATUSES, schema=schema, secured=not desk.callers.local)
-    router.add_api_route(
-        f"{place}{question.path}",
-        answer,
-        methods=["GET"],
-        operation_id="_".join(filter(None, ("read", entity, question.name))),
+    add_route(
+        *(router, "GET", f"{place}{question.path}", answer),
+        name="_".join(filter(None, ("read", entity, question.name))),
         summary=question.summary.format(entity),
         responses=says.with_headers(found, "ETag", statuses=(200, 304)),
-        openapi_extra={
-            "parameters": [*question.parameters, *says.conditions()[1:], says.wait_for()]
-        },
+        parameters=[*question.parameters, *says.conditions()[1:], says.wait_for()],
     )
 
 

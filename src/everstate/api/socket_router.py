@@ -43,13 +43,7 @@ _OWN_CODES: Final = 4000
 _REASON_BYTES_MAX: Final = 123
 
 
-def socket_router(
-    entity_type: EntityType,
-    subscriptions: Subscriptions,
-    desk: Desk,
-    *,
-    api_version: str = "v1",
-) -> APIRouter:
+def socket_router(entity_type: EntityType, subscriptions: Subscriptions, desk: Desk) -> APIRouter:
     """The route of one entity type."""
     router = APIRouter()
 
@@ -61,7 +55,7 @@ def socket_router(
 
         await serve_socket(socket, partial(desk.admit, socket, entity_type.name, "read"), opened)
 
-    router.add_api_websocket_route(f"/stream/{api_version}/{entity_type.name}", follow)
+    router.add_api_websocket_route(f"/stream/v1/{entity_type.name}", follow)
     return router
 
 

@@ -24,20 +24,15 @@ from everstate.api.subscribing import (
 )
 from everstate.changes import EntityType
 from everstate.http import openapi as says
-from everstate.http.asgi import Desk
+from everstate.http.asgi import Desk, add_route
 from everstate.http.openapi import JsonSchema
 
 _RETRY_MS = 2_000
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_TEXT: JsonSchema = {"type": "string"}
 
 
 def subscription_router(
-    entity_type: EntityType,
-    subscriptions: Subscriptions,
-    desk: Desk,
-    *,
-    api_version: str = "v1",
+    entity_type: EntityType, subscriptions: Subscriptions, desk: Desk
 ) -> APIRouter:
     """The routes of one entity type; both have the same path."""
     router = APIRouter(tags=[entity_type.name])
@@ -51,16 +46,14 @@ def subscription_router(
         opened = await subscriptions.open(wish, desk.work)
         return EventResponse(opened, incoming.caller.expires)
 
-    router.add_api_route(
-        f"/stream/{api_version}/{entity_type.name}",
-        stream,
-        methods=["GET"],
-        operation_id=f"stream_{entity_type.name}",
+    add_route(
+        *(router, "GET", f"/stream/v1/{entity_type.name}", stream),
+        name=f"stream_{entity_type.name}",
         summary=f"Changes of {entity_type.name} entities as Server-Sent Events, as they come",
         responses=_answers(secured=not desk.callers.local),
-        openapi_extra={"parameters": _PARAMETERS},
+        parameters=_PARAMETERS,
     )
-    router.include_router(socket_router(entity_type, subscriptions, desk, api_version=api_version))
+    router.include_router(socket_router(entity_type, subscriptions, desk))
     return router
 
 
@@ -99,26 +92,24 @@ def _answers(*, secured: bool) -> dict[int | str, JsonSchema]:
     found[200] = {
         "description": "Events `current`, `change`, `live`, `dropped`, `slow` and `error`; the id "
         "of an event is a token.",
-        "content": {EventSourceResponse.media_type: {"schema": _TEXT}},
+        "content": {EventSourceResponse.media_type: {"schema": says.STRING}},
     }
     return found
 
 
 _PARAMETERS = [
-    says.query("key", _TEXT, "Only this entity."),
-    says.query("changed", _TEXT, "Only changes that change this field."),
-    says.query(
+    says.text("key", "Only this entity."),
+    says.text("changed", "Only changes that change this field."),
+    says.text(
         "becomes",
-        _TEXT,
         "Only changes after which a field has a value: `field:value`; `null` is no value.",
     ),
-    says.query("kind", _TEXT, "Only these kinds of changes: `created,deleted`."),
-    says.query("service", _TEXT, "Only changes by this service."),
-    says.query("identifier", _TEXT, "Only changes with this identifier in their provenance."),
-    says.query("actor", _TEXT, "Only changes by this actor."),
-    says.query(
+    says.text("kind", "Only these kinds of changes: `created,deleted`."),
+    says.text("service", "Only changes by this service."),
+    says.text("identifier", "Only changes with this identifier in their provenance."),
+    says.text("actor", "Only changes by this actor."),
+    says.text(
         "since",
-        _TEXT,
         "A token, `beginning` or `now` (default); after a disconnect "
         "`Last-Event-ID` takes its place.",
     ),

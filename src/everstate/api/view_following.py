@@ -60,7 +60,8 @@ class RowFilter:
         for each in conditions:
             if each.operator != "=":
                 raise InvalidQuery(f"where: a subscription takes = only, not {each.operator}.")
-        self._places = [(columns.index(each.column), each.value) for each in conditions]
+        names = [column.name for column in columns]
+        self._places = [(names.index(each.name), each.value) for each in conditions]
 
     def seen(self, row: SeenRow | None) -> SeenRow | None:
         """The row, if it meets the conditions."""

@@ -16,13 +16,11 @@ from everstate.api.view_access import read_of_any, read_of_view
 from everstate.api.view_reading import LAG_CHANGES, LAG_SECONDS, PLACE, VIEW_VERSION, ViewReading
 from everstate.errors import NotFound
 from everstate.http import openapi as says
-from everstate.http.asgi import KEY, Desk, respond
+from everstate.http.asgi import KEY, Desk, add_route, respond
 from everstate.http.callers import TOKEN
 from everstate.http.openapi import JsonSchema
 from everstate.views.project import Project, known_views
 
-_TEXT: Final[JsonSchema] = {"type": "string"}
-_TIME: Final[JsonSchema] = {"type": "string", "format": "date-time"}
 _STATUSES: Final = (200, 304, 400, 404, 422, 504)
 _KNOWN: Final = says.conditions()[1:]
 _PAGE: Final[JsonSchema] = {
@@ -47,15 +45,15 @@ _LIST: Final[JsonSchema] = {
     },
 }
 _ROWS: Final = [
-    says.query("where", _TEXT, "Conditions on columns: `nights>3`; several with `;` between."),
-    says.query("order", _TEXT, "Columns to sort by: `-nights` for the largest first; with `;`."),
+    says.text("where", "Conditions on columns: `nights>3`; several with `;` between."),
+    says.text("order", "Columns to sort by: `-nights` for the largest first; with `;`."),
     says.query(
         "after",
         {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"},
         "Continue after the page that named this.",
     ),
-    says.query("q", _TEXT, "Of a view with `search`: words; the best rows come first."),
-    says.query("at", _TIME, "Of a timeline: the rows that were valid at this time."),
+    says.text("q", "Of a view with `search`: words; the best rows come first."),
+    says.query("at", says.TIME, "Of a timeline: the rows that were valid at this time."),
 ]
 
 
@@ -66,7 +64,9 @@ def view_router(project: Project, reading: ViewReading, desk: Desk) -> APIRouter
     view = view_parameter(project)
     most = {"type": "integer", "minimum": 1, "maximum": reading.page_max}
     limit = says.query("limit", most, "Most rows of the page.")
-    key = _in_path("key", {"type": "string", "minLength": 1}, "Values of the view's key, with `/`.")
+    key = says.in_path(
+        "key", {"type": "string", "minLength": 1}, "Values of the view's key, with `/`."
+    )
 
     async def listed(request: Request) -> Response:
         incoming = read_of_any(desk, request)
@@ -75,9 +75,8 @@ def view_router(project: Project, reading: ViewReading, desk: Desk) -> APIRouter
     async def rows(request: Request) -> Response:
         incoming = await read_of_view(desk, request, project)
         name = request.path_params["view"]
-        return respond(
-            await desk.work(partial(reading.rows, incoming, parameters_of(request), name))
-        )
+        call = partial(reading.rows, incoming, parameters_of(request), name)
+        return respond(await desk.work(call))
 
     async def row(request: Request) -> Response:
         incoming = await read_of_view(desk, request, project)
@@ -85,32 +84,26 @@ def view_router(project: Project, reading: ViewReading, desk: Desk) -> APIRouter
         call = partial(reading.row, incoming, parameters_of(request), name, _key(request))
         return respond(await desk.work(call))
 
-    router.add_api_route(
-        PLACE,
-        listed,
-        methods=["GET"],
-        operation_id="list_views",
+    add_route(
+        *(router, "GET", PLACE, listed),
+        name="list_views",
         summary="All views: columns, key, version, position, lag and state",
         responses=says.answers(200, 304, 400, schema=_LIST, secured=secured),
-        openapi_extra={"parameters": _KNOWN},
+        parameters=_KNOWN,
     )
-    router.add_api_route(
-        f"{PLACE}/{{view}}",
-        rows,
-        methods=["GET"],
-        operation_id="read_view",
+    add_route(
+        *(router, "GET", f"{PLACE}/{{view}}", rows),
+        name="read_view",
         summary="A page of the rows of a view, at one position",
         responses=_answers(_PAGE, secured=secured),
-        openapi_extra={"parameters": [view, limit, *_ROWS, *_KNOWN, says.wait_for()]},
+        parameters=[view, limit, *_ROWS, *_KNOWN, says.wait_for()],
     )
-    router.add_api_route(
-        f"{PLACE}/{{view}}/rows/{KEY}",
-        row,
-        methods=["GET"],
-        operation_id="read_view_row",
+    add_route(
+        *(router, "GET", f"{PLACE}/{{view}}/rows/{KEY}", row),
+        name="read_view_row",
         summary="The row of a view that has a key",
-        responses=_answers({"type": "object"}, secured=secured),
-        openapi_extra={"parameters": [view, key, *_KNOWN, says.wait_for()]},
+        responses=_answers(says.OBJECT, secured=secured),
+        parameters=[view, key, *_KNOWN, says.wait_for()],
     )
     return router
 
@@ -118,7 +111,7 @@ def view_router(project: Project, reading: ViewReading, desk: Desk) -> APIRouter
 def view_parameter(project: Project) -> JsonSchema:
     """The parameter of the path that names a view."""
     names = sorted({*known_views(project), *project.refused_views})
-    return _in_path("view", {"type": "string", "enum": names}, "Name of the view.")
+    return says.in_path("view", {"type": "string", "enum": names}, "Name of the view.")
 
 
 def _answers(schema: JsonSchema, *, secured: bool) -> dict[int | str, JsonSchema]:
@@ -126,7 +119,7 @@ def _answers(schema: JsonSchema, *, secured: bool) -> dict[int | str, JsonSchema
     found = says.with_headers(found, TOKEN, VIEW_VERSION, "ETag", statuses=(200, 304))
     for status in (200, 304):
         for name in (LAG_CHANGES, LAG_SECONDS):
-            found[status]["headers"][name] = {"schema": {"type": "string"}}
+            found[status]["headers"][name] = {"schema": says.STRING}
     return found
 
 
@@ -138,13 +131,3 @@ def _key(request: Request) -> list[str]:
         return [unquote(part.decode("ascii"), errors="strict") for part in parts]
     except UnicodeDecodeError:
         raise NotFound("a key of a row is text in UTF-8.") from None
-
-
-def _in_path(name: str, schema: JsonSchema, what: str) -> JsonSchema:
-    return {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "schema": schema,
-        "description": what,
-    }

@@ -18,18 +18,16 @@ from everstate.api.view_following import ViewSubscriptions, ViewWish
 from everstate.api.view_reading import PLACE
 from everstate.api.view_router import view_parameter
 from everstate.http import openapi as says
-from everstate.http.asgi import Desk
+from everstate.http.asgi import Desk, add_route
 from everstate.http.callers import Caller
 from everstate.http.openapi import JsonSchema
 from everstate.views.project import Project
 
 _STREAM: Final = f"{PLACE}/{{view}}/stream"
-_TEXT: Final[JsonSchema] = {"type": "string"}
 _PARAMETERS: Final = [
-    says.query("where", _TEXT, "Only rows with these values: `city=Wien`; several with `;`."),
-    says.query(
+    says.text("where", "Only rows with these values: `city=Wien`; several with `;`."),
+    says.text(
         "since",
-        _TEXT,
         "The id of the last event that you have; after a disconnect `Last-Event-ID` takes its "
         "place. Without it all rows come first.",
     ),
@@ -55,14 +53,12 @@ def view_stream_router(project: Project, subscriptions: ViewSubscriptions, desk:
         view = socket.path_params["view"]
         await serve_socket(socket, partial(admit_to_view, desk, socket, project, view), opened)
 
-    router.add_api_route(
-        _STREAM,
-        stream,
-        methods=["GET"],
-        operation_id="stream_view",
+    add_route(
+        *(router, "GET", _STREAM, stream),
+        name="stream_view",
         summary="The rows of a view as Server-Sent Events: all, then what differs at each position",
         responses=_answers(secured=not desk.callers.local),
-        openapi_extra={"parameters": [view_parameter(project), *_PARAMETERS]},
+        parameters=[view_parameter(project), *_PARAMETERS],
     )
     router.add_api_websocket_route(_STREAM, follow)
     return router
@@ -77,6 +73,6 @@ def _answers(*, secured: bool) -> dict[int | str, JsonSchema]:
     found = says.answers(200, 400, 404, 422, schema={"type": "object"}, secured=secured)
     found[200] = {
         "description": "Events `snapshot`, `changed` and `error`.",
-        "content": {EventSourceResponse.media_type: {"schema": _TEXT}},
+        "content": {EventSourceResponse.media_type: {"schema": says.STRING}},
     }
     return found

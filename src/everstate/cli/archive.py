@@ -14,6 +14,7 @@ from everstate.cli.console import (
     config_of,
     load_app,
     print_json,
+    print_result,
     table,
     working,
 )
@@ -29,11 +30,6 @@ archive = typer.Typer(no_args_is_help=True, help="Prove, compact and list the ar
 EntitiesArgument = Annotated[
     str | None, typer.Argument(help="Entity type. Default: all of the app.")
 ]
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(archive, name="archive")
 
 
 @archive.command("verify")
@@ -107,10 +103,9 @@ def repair(
             tell(f"reading the archive of {name}")
             of = entities[name]
             done.append(repair_one(spark, config, of, offsets=offsets, topics=topics))
-    if json:
-        print_json(done)
-        return
-    table(
+    print_result(
+        json,
+        done,
         ("entity", "damaged files", "records written again", "files with new sums", "seconds"),
         [
             (one.entity, "\n".join(one.files), one.records, len(one.summed), round(one.seconds, 1))
@@ -144,10 +139,9 @@ def compact(
         for name in names:
             tell(f"compacting the archive of {name}")
             done.append(compact_one(spark, config, name, cluster=cluster))
-    if json:
-        print_json(done)
-        return
-    table(
+    print_result(
+        json,
+        done,
         ("entity", "files before", "after", "MiB", "clustered", "seconds"),
         [
             (one.entity, one.files_before, one.files_after, one.bytes / 2**20, one.clustered,
@@ -181,10 +175,9 @@ def reparse(
         for name in names:
             tell(f"parsing the archive of {name}")
             done.append(reparse_one(spark, config, entities[name]))
-    if json:
-        print_json(done)
-        return
-    table(
+    print_result(
+        json,
+        done,
         ("entity", "records", "unreadable", "seconds"),
         [(one.entity, one.records, one.unreadable, round(one.seconds, 1)) for one in done],
     )

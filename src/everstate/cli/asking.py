@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from everstate import errors
 from everstate.cli.console import Telling
+from everstate.config import Config
 from everstate.errors import EverstateError, RequestCancelled
 from everstate.pipeline.spark.progress import Progress
 from everstate.views.control import Control
+from everstate.views.database import connect_views, views_errors
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -18,6 +21,15 @@ if TYPE_CHECKING:
 _POLL_S: Final = 0.3
 _GONE_S: Final = 120.0
 """How long a killed pipeline may take until it is running again."""
+
+
+@contextmanager
+def control_of(config: Config) -> Iterator[Control]:
+    """The control tables of the project's views, in the present form."""
+    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+        control = Control(connection, config.views.schema_name)
+        control.update()
+        yield control
 
 
 class PipelineAbsence:

@@ -46,11 +46,6 @@ cdc = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(help="Name of a capture that the app declares.")]
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(cdc, name="cdc")
-
-
 @cdc.command("add")
 def add(
     context: typer.Context,
@@ -164,6 +159,15 @@ def snapshot(
             help="For a restored or replaced database: discard its log position and read all rows.",
         ),
     ] = False,
+    yes: Annotated[
+        int,
+        typer.Option(
+            "--yes",
+            min=0,
+            help="With --new-epoch: delete this many entities of a table whose rows are gone, also "
+            "if they are more than capture.deletes_max_percent of them.",
+        ),
+    ] = 0,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -175,7 +179,7 @@ def snapshot(
     if new_epoch:
         if table_name or where or key:
             raise InvalidConfig("--new-epoch", True, "no table: it reads all of them")
-        begun = capturing.begin_epoch()
+        begun = capturing.begin_epoch(may_delete=yes)
         if json:
             print_json(_plain(begun))
             return

@@ -15,6 +15,7 @@ from everstate.cli.console import (
     JsonOption,
     err,
     print_json,
+    print_result,
     project_of,
     table,
 )
@@ -35,9 +36,6 @@ def preview(
     """Show the newest raw rows of a capture and their cleaned form; writes nothing."""
     config, project = project_of(context, app)
     found = preview_rows(config, project.capture_of(name), project.entities, rows)
-    if json:
-        print_json([asdict(one) for one in found])
-        return
     shown = [
         (
             one.table,
@@ -49,7 +47,8 @@ def preview(
         )
         for one in found
     ]
-    table(("table", "at", "raw", "outcome", "key", "clean"), shown)
+    columns = ("table", "at", "raw", "outcome", "key", "clean")
+    print_result(json, list(map(asdict, found)), columns, shown)
 
 
 def held(

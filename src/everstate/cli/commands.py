@@ -15,8 +15,8 @@ from everstate.cli.console import (
     err,
     out,
     print_json,
+    print_result,
     project_of,
-    table,
     user_name,
 )
 from everstate.errors import InvalidCommand
@@ -33,11 +33,6 @@ IdsArgument = Annotated[
     list[str] | None, typer.Argument(help="Ids that `commands parked` lists, or use --all.")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All parked commands of the entity type.")]
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(commands, name="commands")
 
 
 @commands.command("send")
@@ -96,17 +91,13 @@ def parked(
     config, project = project_of(context, app)
     project.entity_type(entity)
     found = read_parked(config, entity)
-    if json:
-        print_json([parked_record(each) for each in found])
-        return
-    if not found:
-        err.print("no commands are parked")
-        return
     rows = [
         (each.parked_id, each.key, each.command, each.reason, _moment(each.parked_at_ms))
         for each in found
     ]
-    table(("id", "key", "command", "reason", "since"), rows)
+    records = list(map(parked_record, found))
+    columns = ("id", "key", "command", "reason", "since")
+    print_result(json, records, columns, rows, none="no commands are parked")
 
 
 @commands.command("replay")

@@ -217,6 +217,40 @@ def table(
     wide.print(grid, soft_wrap=False)
 
 
+def print_result(
+    json: bool,
+    value: Any,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    none: str | None = None,
+    then: str | None = None,
+    exact: bool = False,
+) -> None:
+    """Print a result: ``value`` as JSON, or rows as a :func:`table` and the sentence ``then``.
+
+    ``none``: what stderr says in place of a table without rows.
+    """
+    listed = [] if json else list(rows)
+    if json:
+        print_json(value)
+    elif none is not None and not listed:
+        err.print(none)
+    else:
+        table(columns, listed, exact=exact)
+        if then is not None:
+            out.print(then, highlight=False)
+
+
+def print_records(json: bool, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows of the user's values: as a JSON list of objects, or as a table."""
+    from everstate.serving.words import cell  # here: not every verb needs the readers of views
+
+    records = [dict(zip(columns, row, strict=True)) for row in rows] if json else []
+    cells = ([cell(value) for value in row] for row in rows)
+    print_result(json, records, columns, cells, exact=True)
+
+
 def project_of(
     context: typer.Context,
     spec: str | None,

@@ -29,11 +29,6 @@ _SHOWN_MAX: Final = 20
 _LETTER: Final = re.compile(r"(?P<entity>[^@]*)@(?P<partition>\d+):(?P<offset>\d+)")
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(dead, name="dead")
-
-
 @dead.command("list")
 def list_(
     context: typer.Context,

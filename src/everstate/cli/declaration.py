@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_json, table
+from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_result
 from everstate.errors import UnknownView
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def explain(
     }
     if plan.inputs:
         told["read from"] = ", ".join(plan.inputs)
-    if json:
-        print_json(told)
-    else:
-        table(("", ""), list(told.items()))
+    print_result(json, told, ("", ""), told.items())
 
 
 def _taken(rules: Rules) -> str:

@@ -14,11 +14,6 @@ from everstate.demo import FEBRUARY, YEAR
 _PIPED_WIDTH = 110
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("demo")(demo)
-
-
 def demo(
     context: typer.Context,
     year: Annotated[

@@ -21,11 +21,6 @@ from everstate.errors import EverstateError, InvalidView
 from everstate.local import ConsoleProgress, Stack, resolve
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("dev")(dev)
-
-
 def dev(
     context: typer.Context,
     port: Annotated[

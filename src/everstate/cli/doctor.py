@@ -17,11 +17,6 @@ from everstate.findings import Finding
 from everstate.local import machine_checks, resolve, stack_checks
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("doctor")(doctor)
-
-
 def doctor(
     context: typer.Context,
     probe: Annotated[

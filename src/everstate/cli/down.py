@@ -8,11 +8,6 @@ from everstate.cli.console import JsonOption, config_of, out, print_json
 from everstate.local import Stack
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("down")(down)
-
-
 def down(context: typer.Context, json: JsonOption = False) -> None:
     """Stop the servers of this project; their data is kept."""
     stopped = Stack(config_of(context)).stop_all()

@@ -39,11 +39,6 @@ _CAPTURED = (
 EntityNameArgument = Annotated[str, typer.Argument(help="Name of the entity type.")]
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(drift, name="drift")
-
-
 @drift.command("check")
 def check(
     context: typer.Context,

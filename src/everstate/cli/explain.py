@@ -12,11 +12,6 @@ from everstate.serving import Reader
 from everstate.serving.words import explanation_lines, version_record
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("explain")(explain)
-
-
 def explain(
     context: typer.Context,
     entity: Annotated[str, typer.Argument(help="Entity type.")],

@@ -13,12 +13,11 @@ from everstate.cli.console import (
     AppOption,
     JsonOption,
     config_of,
-    err,
     load_app,
     out,
     print_json,
+    print_result,
     project_of,
-    table,
     user_name,
 )
 from everstate.errors import InvalidQuery, NoGap
@@ -31,11 +30,6 @@ gaps = typer.Typer(
 )
 
 _SHOWN_MAX = 5
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(gaps, name="gaps")
 
 
 @gaps.command("list")
@@ -53,12 +47,6 @@ def list_(
         load_app(app, config).entity_type(entity)
     config = resolve(config, needs=READING)
     found = list_gaps(config, entity)
-    if json:
-        print_json(found)
-        return
-    if not found:
-        err.print("no changes are held")
-        return
     rows = [
         (
             each.entity,
@@ -70,7 +58,8 @@ def list_(
         )
         for each in found
     ]
-    table(("entity", "key", "missing version", "held versions", "since", "views"), rows)
+    columns = ("entity", "key", "missing version", "held versions", "since", "views")
+    print_result(json, found, columns, rows, none="no changes are held")
 
 
 @gaps.command("accept")

@@ -12,10 +12,8 @@ from everstate.cli.console import (
     AppOption,
     JsonOption,
     WaitOption,
-    out,
-    print_json,
+    print_result,
     project_of,
-    table,
 )
 from everstate.cli.standing import (
     ahead_of_views,
@@ -32,11 +30,6 @@ AtOption = Annotated[
     str | None,
     typer.Option("--at", help="Time in the world: 2013-02-08T18:00-05:00, or with a zone's name."),
 ]
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("get")(get)
 
 
 def moment_of(text: str | None) -> datetime | None:
@@ -81,16 +74,10 @@ def get(
 
 def _show(found: Entity, moment: datetime | None, json: bool) -> None:
     """Print an entity; times are in the time zone of the request."""
-    if json:
-        print_json(found)
-        return
     zone = moment.tzinfo if moment is not None else None
-    table(
-        (found.entity, found.key),
-        [(name, value_text(value)) for name, value in found.state.items()],
-    )
-    out.print(
+    state = [(name, value_text(value)) for name, value in found.state.items()]
+    then = (
         f"version {found.version} ({found.kind}), as of {moment_text(found.as_of, zone)}, "
-        f"by {provenance_text(found.provenance)}",
-        highlight=False,
+        f"by {provenance_text(found.provenance)}"
     )
+    print_result(json, found, (found.entity, found.key), state, then=then)

@@ -11,9 +11,8 @@ from everstate.cli.console import (
     AppOption,
     JsonOption,
     WaitOption,
-    print_json,
+    print_result,
     project_of,
-    table,
 )
 from everstate.cli.standing import (
     ahead_of_views,
@@ -31,11 +30,6 @@ from everstate.serving.words import (
     provenance_text,
     version_record,
 )
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("history")(history)
 
 
 def history(
@@ -64,9 +58,6 @@ def history(
             print_newer_version(entity, key, stored)
         print_cold_read(versions[-1].cold)
         print_freshness(reader, f"{entity}_history")
-    if json:
-        print_json([version_record(version) for version in versions])
-        return
     rows = [
         (
             version.version,
@@ -77,4 +68,5 @@ def history(
         )
         for version in versions
     ]
-    table(("version", "happened", "what", "by", "changed" if diff else "fields changed"), rows)
+    columns = ("version", "happened", "what", "by", "changed" if diff else "fields changed")
+    print_result(json, list(map(version_record, versions)), columns, rows)

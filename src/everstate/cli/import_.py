@@ -51,12 +51,7 @@ MissingOption = Annotated[
 ]
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("import")(import_entities)
-
-
-def import_entities(
+def import_(
     context: typer.Context,
     entity: Annotated[str, typer.Argument(help="Name of the entity type.")],
     file: Annotated[Path, typer.Argument(help="A .jsonl, .csv or .parquet file.")],

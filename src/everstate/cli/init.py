@@ -14,11 +14,6 @@ from everstate.cli.console import out
 from everstate.errors import InvalidProject
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("init")(init)
-
-
 def init(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder to create; it may exist and be empty.")

@@ -13,9 +13,8 @@ from everstate.cli.console import (
     JsonOption,
     WaitOption,
     err,
-    print_json,
+    print_result,
     project_of,
-    table,
 )
 from everstate.cli.get import AtOption, moment_of
 from everstate.cli.standing import print_freshness, print_waiting
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
     from everstate.app import App
 
 _FIELDS_SHOWN = 7
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("list")(list_)
 
 
 def list_(
@@ -79,14 +73,11 @@ def list_(
             wait_for=wait_for,
         )
         shown = found[:limit]
-        if json:
-            print_json(shown)
-        else:
-            rows = [
-                (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
-                for one in shown
-            ]
-            table(header(names), rows)
+        rows = (
+            (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
+            for one in shown
+        )
+        print_result(json, shown, header(names), rows)
         if len(found) > limit:
             err.print(f"there are more than {limit}; see them with --limit", highlight=False)
         print_waiting(config, project, entity)

@@ -23,11 +23,6 @@ from everstate.views.database import connect_views, views_errors
 log = typer.Typer(no_args_is_help=True, help="Begin a new log.")
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.add_typer(log, name="log")
-
-
 @log.command("begin")
 def begin(
     context: typer.Context,

@@ -43,11 +43,6 @@ DsnArgument = Annotated[
 ]
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(outbox, name="outbox")
-
-
 @outbox.command("install")
 def install(
     context: typer.Context,

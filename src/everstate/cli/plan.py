@@ -86,11 +86,6 @@ class Planned:
     """No view is kept yet: the app is new."""
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("plan")(plan)
-
-
 def plan(context: typer.Context, app: AppOption = None, json: JsonOption = False) -> None:
     """Show how starting this app would change its views, and which changes that reads.
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from everstate.app import App
-from everstate.cli.asking import ask_pipeline
+from everstate.cli.asking import ask_pipeline, control_of
 from everstate.cli.console import Telling, err, table, working
 from everstate.config import Config
 from everstate.errors import VerificationFailed
 from everstate.pipeline.reports import ViewReport, failing
 from everstate.views.control import RECOMPUTE, Control
-from everstate.views.database import connect_views, views_errors
 
 Proved = tuple[list[ViewReport], list[str]]
 """Reports, and the names of views to be built again."""
@@ -25,9 +24,7 @@ def prove(
 
     Raises the same errors as :func:`everstate.pipeline.proof.verify.verify_views`.
     """
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
-        control.update()
+    with control_of(config) as control:
         if control.is_on_duty("answers"):
             with working("asking the running pipeline") as tell:
                 return _asked(control, names, promote, tell)

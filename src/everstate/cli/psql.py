@@ -15,22 +15,16 @@ from psycopg.types.json import set_json_loads
 from psycopg.types.string import TextLoader
 
 from everstate.changes.json_numbers import decode
-from everstate.cli.console import READING, JsonOption, config_of, out, print_json, table
+from everstate.cli.console import READING, JsonOption, config_of, out, print_records
 from everstate.config import Config
 from everstate.errors import InvalidQuery, LocalStackError
 from everstate.local import resolve
-from everstate.serving.words import cell
 from everstate.views.database import connect_views, views_errors
 
 _AS_TEXT: Final = ("interval", "timetz")
 """Types whose values Python would change: a month has no number of days, and a time of day no
 offset that JSON has."""
 _PORT: Final = "5432"
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("psql")(psql)
 
 
 def psql(
@@ -64,9 +58,7 @@ def psql(
                 f"two columns of the statement are called {twice[0]}, which JSON cannot have.",
                 advice="Give each column a name of its own: SELECT … AS other_name.",
             )
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
-    else:
-        table(names, [[cell(value) for value in row] for row in rows], exact=True)
+    print_records(json, names, rows)
 
 
 def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...]]]:

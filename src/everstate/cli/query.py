@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from everstate.app import App
-from everstate.cli.asking import ask_pipeline
+from everstate.cli.asking import ask_pipeline, control_of
 from everstate.cli.console import (
     READING,
     AppOption,
     JsonOption,
     Telling,
     err,
-    print_json,
+    print_records,
     project_of,
-    table,
     working,
 )
 from everstate.cli.get import AtOption, moment_of
 from everstate.config import Config
 from everstate.errors import UnknownView
 from everstate.pipeline.requests.moment import Moment
-from everstate.serving.words import cell
-from everstate.views.control import QUERY, Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import QUERY
 from everstate.views.project import known_views
 
 if TYPE_CHECKING:
@@ -64,10 +59,7 @@ def query(
         found = _ask(config, project, name, moment, tell)
     shown = found.head(limit)
     rows = [tuple(row.values()) for row in shown.to_pylist()]
-    if json:
-        print_json([dict(zip(shown.column_names, row, strict=True)) for row in rows])
-    else:
-        table(shown.column_names, [[cell(value) for value in row] for row in rows], exact=True)
+    print_records(json, shown.column_names, rows)
     kept = "kept from before" if found.from_cache else f"computed in {found.seconds:.1f} s"
     more = f", of {found.rows:,}" if found.rows > len(rows) else ""
     err.print(f"{len(rows):,} rows{more}, {kept}; all are in {found.file}", highlight=False)
@@ -81,7 +73,7 @@ def _ask(config: Config, project: App, name: str, moment: Moment, tell: Telling)
     queries = Queries(config, project)
     if (found := queries.cached(name, moment)) is not None:
         return found
-    with _control(config) as control:
+    with control_of(config) as control:
         if control.is_on_duty("answers"):
             asked = {"view": name, "moment": moment.note()}
             began = time.monotonic()
@@ -94,11 +86,3 @@ def _ask(config: Config, project: App, name: str, moment: Moment, tell: Telling)
     tell("starting Spark")
     with own_spark(config, app_name="everstate views query") as spark:
         return queries.compute(spark, name, moment, lambda seen: tell.now(seen.text))
-
-
-@contextmanager
-def _control(config: Config) -> Iterator[Control]:
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
-        control.update()
-        yield control

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Final
 
 import typer
 
-from everstate.cli.asking import PipelineAbsence
+from everstate.cli.asking import PipelineAbsence, control_of
 from everstate.cli.console import (
     READING,
     AppOption,
@@ -19,11 +17,9 @@ from everstate.cli.console import (
     project_of,
     working,
 )
-from everstate.config import Config
 from everstate.errors import BuildFailed, BuildGivenUp, InvalidQuery, VersionsDiffer
 from everstate.pipeline.spark.progress import Progress
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
-from everstate.views.database import connect_views, views_errors
 from everstate.views.tables import latest_of
 
 _POLL_S: Final = 0.5
@@ -69,7 +65,7 @@ def rebuild(
         if not row.is_topic:
             plan_of(row, project.entities, project.views)
 
-    with _control(config) as control:
+    with control_of(config) as control:
         if cancel:
             stopped = stop_building(control, name)
             _report(
@@ -93,7 +89,7 @@ def drop(
     from everstate.views.changing import drop as drop_view
 
     config, _ = project_of(context, app, needs=READING)
-    with _control(config) as control:
+    with control_of(config) as control:
         gone = drop_view(control, name)
     if any(row.is_topic for row in gone):
         # Imported here: a view needs no client of Kafka to go.
@@ -104,14 +100,6 @@ def drop(
         print_json({"view": name, "versions": [row.version for row in gone]})
     else:
         err.print(f"view {name} was dropped", highlight=False)
-
-
-@contextmanager
-def _control(config: Config) -> Iterator[Control]:
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
-        control.update()
-        yield control
 
 
 def _awaited(

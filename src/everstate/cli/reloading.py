@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from everstate.cli.supervisor import end_all
 from everstate.config import CONFIG_FILE
 
 _NOT_WATCHED: Final = ("test_*.py", "*_test.py", "conftest.py")
@@ -139,17 +138,8 @@ class ChildProcesses:
         return None
 
     def stop(self) -> None:
-        """Send SIGTERM to all, wait for them together, and send SIGKILL to those that stay."""
-        for process in self._running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_S
-        for process in self._running.values():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """End all of them together; those that do not end when asked are killed."""
+        end_all(self._running.values(), _STOP_S)
         self._running.clear()
 
 

@@ -14,6 +14,7 @@ from everstate.cli.console import (
     config_of,
     err,
     print_json,
+    print_result,
     table,
     working,
 )
@@ -48,11 +49,6 @@ _By = Annotated[
 ]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Count the records, and write nothing.")]
 _Append = Annotated[bool, typer.Option("--append", help="Accept a topic that has records.")]
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("replay")(replay)
 
 
 def replay(
@@ -105,13 +101,8 @@ def replay(
             "they have the time of writing now",
             highlight=False,
         )
-    if json:
-        print_json(done)
-        return
-    table(
-        ("entity", "to", "records", "partitions", "seconds"),
-        [(done.entity, done.to, done.records, done.partitions, round(done.seconds, 1))],
-    )
+    row = (done.entity, done.to, done.records, done.partitions, round(done.seconds, 1))
+    print_result(json, done, ("entity", "to", "records", "partitions", "seconds"), [row])
 
 
 def _preview(

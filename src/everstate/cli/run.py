@@ -32,11 +32,6 @@ from everstate.views.database import connect_views, views_errors
 logger = logging.getLogger(__name__)
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("run")(run)
-
-
 def run(
     context: typer.Context,
     only: Annotated[

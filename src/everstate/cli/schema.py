@@ -10,17 +10,13 @@ import typer
 
 from everstate.cli.console import AppOption, config_of, load_app, out
 
-
-def register(cli: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(
-        help="Export the forms of states and messages for programs in any language.",
-        no_args_is_help=True,
-    )
-    group.command("export")(export)
-    cli.add_typer(group, name="schema")
+schema = typer.Typer(
+    help="Export the forms of states and messages for programs in any language.",
+    no_args_is_help=True,
+)
 
 
+@schema.command("export")
 def export(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of the files.")] = Path(
@@ -40,7 +36,7 @@ def export(
     config = config_of(context)
     made = schema_files(load_app(app, config, views=False), TopicNames(config.log.prefix))
     folder.mkdir(parents=True, exist_ok=True)
-    for name, schema in made.items():
-        text = json.dumps(schema, indent=2, ensure_ascii=False)
+    for name, form in made.items():
+        text = json.dumps(form, indent=2, ensure_ascii=False)
         (folder / name).write_text(text + "\n", "utf-8")
     out.print(f"wrote {len(made)} files to {folder}", highlight=False)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import READING, AppOption, JsonOption, print_json, project_of, table
+from everstate.cli.console import READING, AppOption, JsonOption, print_result, project_of
 from everstate.serving import Reader
 
 
@@ -26,10 +26,5 @@ def search(
     config, project = project_of(context, app, needs=READING)
     with Reader(config, project) as reader:
         found = reader.search(name, " ".join(words), where=where or (), limit=limit)
-    if json:
-        print_json(found)
-        return
-    table(
-        ("key", "rank", "found"),
-        [(each.key, round(each.rank, 3), each.headline) for each in found],
-    )
+    rows = [(each.key, round(each.rank, 3), each.headline) for each in found]
+    print_result(json, found, ("key", "rank", "found"), rows)

@@ -15,11 +15,6 @@ from everstate.parts import Journal, states_folder
 from everstate.telemetry import configure_logging
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("serve")(serve)
-
-
 def serve(
     context: typer.Context,
     host: Annotated[

@@ -45,11 +45,6 @@ _NO_ANSWER = "no-answer"
 _NO_APP = "no-answer:app"
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("status")(status)
-
-
 def status(
     context: typer.Context,
     json: JsonOption = False,

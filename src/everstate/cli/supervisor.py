@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -97,7 +97,8 @@ class Supervisor:
                     self._journal.beat()
                     beat_due = time.monotonic() + _BEAT_S
         finally:
-            self._stop()
+            started = [role.process for role in self.roles if role.process is not None]
+            end_all(started, _PATIENCE_S)
 
     def _look_after(self, role: SupervisedRole) -> None:
         now = time.monotonic()
@@ -151,18 +152,19 @@ class Supervisor:
         role.started_at = time.monotonic()
         self._journal.running(role.name)
 
-    def _stop(self) -> None:
-        """Send SIGTERM to all, wait for them together, send SIGKILL to the rest."""
-        running = [role.process for role in self.roles if role.process is not None]
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + _PATIENCE_S
-        for process in running:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+
+def end_all(processes: Iterable[subprocess.Popen[bytes]], patience_s: float) -> None:
+    """Send SIGTERM to all, wait for them together, and send SIGKILL to those that stay."""
+    running = list(processes)
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    for process in running:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _last_words(role: SupervisedRole, code: int) -> tuple[str, str]:

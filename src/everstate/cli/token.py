@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from everstate.api_config import TokenConfig
-from everstate.cli.console import JsonOption, config_of, err, out, print_json, table
+from everstate.cli.console import JsonOption, config_of, err, out, print_json, print_result
 from everstate.errors import InvalidQuery
 from everstate.http.tokens import hash_of, new_token
 
@@ -19,11 +19,6 @@ token = typer.Typer(
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 _DAYS: Final = 365
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(token, name="token")
 
 
 @token.command("new")
@@ -69,13 +64,9 @@ def _lines(name: str, hashed: str, expires: datetime) -> str:
 def list_(context: typer.Context, json: JsonOption = False) -> None:
     """List the callers of everstate.toml: until when their tokens are valid, and their rights."""
     found = [_record(name, entry) for name, entry in config_of(context).api.tokens.items()]
-    if json:
-        print_json(found)
-        return
-    if not found:
-        err.print("there are no callers; `everstate serve` is for this machine only")
-        return
-    table(
+    print_result(
+        json,
+        found,
         ("caller", "state", "expires", "service", "identifier", "permissions"),
         [
             (
@@ -88,6 +79,7 @@ def list_(context: typer.Context, json: JsonOption = False) -> None:
             )
             for each in found
         ],
+        none="there are no callers; `everstate serve` is for this machine only",
     )
 
 

@@ -12,11 +12,6 @@ from everstate.cli.status import print_servers
 from everstate.local import ConsoleProgress, Stack, supervise
 
 
-def register(cli: typer.Typer) -> None:
-    """Add the verb."""
-    cli.command("up")(up)
-
-
 def up(
     context: typer.Context,
     foreground: Annotated[

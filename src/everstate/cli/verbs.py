@@ -7,8 +7,7 @@ import errno
 import importlib
 import sys
 from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -18,126 +17,68 @@ from everstate.cli.console import tell_error
 from everstate.errors import EverstateError, MissingExtra
 
 HELP = ["-h", "--help"]
+_TAKEN: Final = ("import", "list")
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """One verb: its module has ``register(cli)``, which adds the command or group ``name``."""
-
-    name: str
-    module: str
-    help: str
-    """The line of the menu; a test compares it with the first line of the verb's own help."""
-
-
-VERBS = (
-    Verb(
-        "init",
-        "init",
-        "Create a project in DIR: an entity type, a view, their test, first data, a README.",
+VERBS: Final = {
+    "init": "Create a project in DIR: an entity type, a view, their test, first data, a README.",
+    "demo": "Send real flights through a real log, a real lake and views, and prove the result.",
+    "dev": "Do `up`, `run` and `serve` in one terminal, and restart them when the project changes.",
+    "up": "Start Kafka and PostgreSQL for this project, unless they run already.",
+    "down": "Stop the servers of this project; their data is kept.",
+    "status": "Show servers, roles and what needs attention.",
+    "doctor": "Check machine, settings and servers, and show how to correct problems.",
+    "run": (
+        "Move changes from the store to the log, archive them, and keep the views, until stopped."
     ),
-    Verb(
-        "demo",
-        "demo",
-        "Send real flights through a real log, a real lake and views, and prove the result.",
+    "serve": (
+        "Serve REST (/openapi.json) and the web console (/) of the entity types, until stopped."
     ),
-    Verb(
-        "dev",
-        "dev",
-        "Do `up`, `run` and `serve` in one terminal, and restart them when the project changes.",
+    "token": "Make a token for a caller of the API; list the callers.",
+    "import": "Put every row of FILE into the store; a row that changes nothing is not written.",
+    "get": "Show one entity: now, at a time, or at a version; exit code 4 if it does not exist.",
+    "list": "List entities that exist now, or existed at a time, and meet all conditions.",
+    "history": "Show every version of an entity: when, what, by whom, and what it changed.",
+    "explain": (
+        "Explain a version: its change, log position, source transaction, file in the lake, views."
     ),
-    Verb("up", "up", "Start Kafka and PostgreSQL for this project, unless they run already."),
-    Verb("down", "down", "Stop the servers of this project; their data is kept."),
-    Verb(
-        "status",
-        "status",
-        "Show servers, roles and what needs attention.",
-    ),
-    Verb(
-        "doctor",
-        "doctor",
-        "Check machine, settings and servers, and show how to correct problems.",
-    ),
-    Verb(
-        "run",
-        "run",
-        "Move changes from the store to the log, archive them, and keep the views, until stopped.",
-    ),
-    Verb(
-        "serve",
-        "serve",
-        "Serve REST (/openapi.json) and the web console (/) of the entity types, until stopped.",
-    ),
-    Verb("token", "token", "Make a token for a caller of the API; list the callers."),
-    Verb(
-        "import",
-        "import_",
-        "Put every row of FILE into the store; a row that changes nothing is not written.",
-    ),
-    Verb(
-        "get",
-        "get",
-        "Show one entity: now, at a time, or at a version; exit code 4 if it does not exist.",
-    ),
-    Verb(
-        "list",
-        "list_",
-        "List entities that exist now, or existed at a time, and meet all conditions.",
-    ),
-    Verb(
-        "history",
-        "history",
-        "Show every version of an entity: when, what, by whom, and what it changed.",
-    ),
-    Verb(
-        "explain",
-        "explain",
-        "Explain a version: its change, log position, source transaction, file in the lake, views.",
-    ),
-    Verb("commands", "commands", "Send commands; list, replay and discard parked ones."),
-    Verb("views", "views", "List, show, search, rebuild and prove views."),
-    Verb(
-        "psql",
-        "psql",
-        "Query the views in SQL: one statement with -c, or interactively if psql is installed.",
-    ),
-    Verb(
-        "plan",
-        "plan",
-        "Show how starting this app would change its views, and which changes that reads.",
-    ),
-    Verb("gaps", "gaps", "List keys with missing versions, and accept such gaps."),
-    Verb("dead", "dead", "List records that were rejected, by reason; show one of them."),
-    Verb("log", "log", "Begin a new log."),
-    Verb("drift", "drift", "Compare the sources of truth with their logs, and repair differences."),
-    Verb("outbox", "outbox", "Install and inspect the outbox in a service's database."),
-    Verb("archive", "archive", "Prove, compact and list the archive in the lake."),
-    Verb(
-        "replay",
-        "replay",
-        "Write archived changes again: all, one key, a time range, or those of a provenance.",
-    ),
-    Verb(
-        "schema",
-        "schema",
-        "Export the forms of states and messages for programs in any language.",
-    ),
-    Verb("cdc", "cdc", "Capture changes of other systems' databases with Debezium."),
-)
-"""Every verb, in the order of the menu."""
+    "commands": "Send commands; list, replay and discard parked ones.",
+    "views": "List, show, search, rebuild and prove views.",
+    "psql": "Query the views in SQL: one statement with -c, or interactively if psql is installed.",
+    "plan": "Show how starting this app would change its views, and which changes that reads.",
+    "gaps": "List keys with missing versions, and accept such gaps.",
+    "dead": "List records that were rejected, by reason; show one of them.",
+    "log": "Begin a new log.",
+    "drift": "Compare the sources of truth with their logs, and repair differences.",
+    "outbox": "Install and inspect the outbox in a service's database.",
+    "archive": "Prove, compact and list the archive in the lake.",
+    "replay": "Write archived changes again: all, one key, a time range, or those of a provenance.",
+    "schema": "Export the forms of states and messages for programs in any language.",
+    "cdc": "Capture changes of other systems' databases with Debezium.",
+}
+"""Every verb and its line of the menu, in this order: the first line of its help."""
 
 
 class VerbCommands(MutableMapping[str, Any]):
-    """Name of the verb → its command, imported when it is looked up."""
+    """Name of the verb → its command, imported when it is looked up.
+
+    The command or group has the name of its module; behind a word of Python's is a `_`.
+    """
 
     def __init__(self) -> None:
-        self._modules = {verb.name: f"everstate.cli.{verb.module}" for verb in VERBS}
+        self._names = dict.fromkeys(VERBS)
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
         if name not in self._loaded:
-            alone = typer.Typer()
-            importlib.import_module(self._modules[name]).register(alone)
+            alone, own = typer.Typer(), f"{name}_" if name in _TAKEN else name
+            verb = getattr(importlib.import_module(f"everstate.cli.{own}"), own)
+            if isinstance(verb, typer.Typer):
+                alone.add_typer(verb, name=name)
+            else:
+                alone.command(name)(verb)
             self._loaded[name] = with_plain_flags(typer.main.get_group(alone).commands[name])
         return self._loaded[name]
 
@@ -145,13 +86,13 @@ class VerbCommands(MutableMapping[str, Any]):
         self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
-        del self._modules[name]
+        del self._names[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._names)
 
 
 def with_plain_flags(command: Any) -> Any:
@@ -206,7 +147,7 @@ class VerbGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the menu from the list above, without importing any verb."""
         menu = copy.copy(self)
-        menu.commands = {verb.name: TyperCommand(verb.name, help=verb.help) for verb in VERBS}
+        menu.commands = {name: TyperCommand(name, help=line) for name, line in VERBS.items()}
         TyperGroup.format_help(menu, ctx, formatter)
 
     def make_context(self, *given: Any, **more: Any) -> Any:

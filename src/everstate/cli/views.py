@@ -19,6 +19,8 @@ from everstate.cli.console import (
     err,
     out,
     print_json,
+    print_records,
+    print_result,
     project_of,
     table,
     tell_error,
@@ -47,11 +49,6 @@ _TOPIC_IDLE_S = 1.0
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 views = typer.Typer(no_args_is_help=True, help="List, show, search, rebuild and prove views.")
-
-
-def register(cli: typer.Typer) -> None:
-    """Add the verbs."""
-    cli.add_typer(views, name="views")
 
 
 views.command("rebuild")(rebuild)
@@ -117,10 +114,7 @@ def show(
         return
     with Reader(config, project) as reader:
         columns, rows = reader.rows(name, limit=limit, wait_for=wait_for)
-        if json:
-            print_json([dict(zip(columns, row, strict=True)) for row in rows])
-        else:
-            table(columns, [[cell(value) for value in row] for row in rows], exact=True)
+        print_records(json, columns, rows)
         print_freshness(reader, name)
 
 
@@ -217,14 +211,9 @@ def _show_topic(reader: DerivedReader, limit: int, json: bool) -> None:
     """Print the newest records of a derived topic. Cost: a pass over all of them."""
     with reader:
         found = deque(reader.records(idle_s=_TOPIC_IDLE_S), limit)
-    if json:
-        print_json([asdict(record) for record in found])
-        return
-    table(
-        ("key", "version", "kind", "value"),
-        [(each.key, each.version, each.kind, cell(each.value)) for each in found],
-        exact=True,
-    )
+    rows = [(each.key, each.version, each.kind, cell(each.value)) for each in found]
+    columns = ("key", "version", "kind", "value")
+    print_result(json, list(map(asdict, found)), columns, rows, exact=True)
 
 
 def _verified(moment: datetime | None, report: dict[str, object] | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -55,7 +56,7 @@ class AsyncClient:
         timeout_s: float = 30.0,
     ) -> None:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s)
+        self._address = self._open(base_url=url, headers=headers, timeout=timeout_s)
         self._provenance = provenance
 
     async def __aenter__(self) -> Self:
@@ -72,6 +73,21 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+
+    # What a client sends goes through these four; the blocking client has others.
+
+    def _open(self, **settings: Any) -> httpx.URL:
+        self._http = httpx.AsyncClient(**settings)
+        return self._http.base_url
+
+    async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return await self._http.request(method, path, **more)
+
+    def _stream(self, path: str, **more: Any) -> AbstractAsyncContextManager[httpx.Response]:
+        return self._http.stream("GET", path, **more)
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def get(
         self,
@@ -117,15 +133,12 @@ class AsyncClient:
         async for item in self._items(request):
             yield Found(item["key"], item["state"], item["version"], item["as_of"])
 
-    async def deleted(
-        self, entity: str, *, wait_for: str | None = None
-    ) -> AsyncIterator[dict[str, Any]]:
+    def deleted(self, entity: str, *, wait_for: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """The deleting versions of entities that are deleted now, by their keys."""
         path = f"/query{place(entity, None, 'deleted')}"
-        async for each in self._items(reading(path, wait_for, {}, limit=PAGE)):
-            yield each
+        return self._items(reading(path, wait_for, {}, limit=PAGE))
 
-    async def written(
+    def written(
         self,
         entity: str,
         *,
@@ -150,10 +163,9 @@ class AsyncClient:
             kind=kind,
             limit=PAGE,
         )
-        async for each in self._items(request):
-            yield each
+        return self._items(request)
 
-    async def history(
+    def history(
         self,
         entity: str,
         key: str,
@@ -187,8 +199,7 @@ class AsyncClient:
             kind=kind,
             limit=PAGE,
         )
-        async for each in self._items(request):
-            yield each
+        return self._items(request)
 
     async def diff(
         self, entity: str, key: str, since: int | datetime, until: int | datetime | None = None
@@ -252,7 +263,7 @@ class AsyncClient:
         request = writing("DELETE", place(entity, key), None, who, expected_version, once)
         return saved(key, await self._send(request))
 
-    async def subscribe(
+    def subscribe(
         self,
         entity: str,
         *,
@@ -286,8 +297,7 @@ class AsyncClient:
             "actor": actor,
             "when_slow": when_slow,
         }
-        async for event in self._follow(reading(f"/stream{place(entity)}", None, {}, **query)):
-            yield event
+        return self._follow(reading(f"/stream{place(entity)}", None, {}, **query))
 
     async def view_rows(
         self,
@@ -336,7 +346,7 @@ class AsyncClient:
         """The row of a view that has a key: a value for each of its columns."""
         return await self._object(row_request(name, key, wait_for))
 
-    async def follow_view(
+    def follow_view(
         self, name: str, *, where: Sequence[str] = (), since: str | None = None
     ) -> AsyncIterator[Event]:
         """The rows of a view as they change, for ever: events `snapshot` and `changed`.
@@ -346,8 +356,7 @@ class AsyncClient:
         by itself, with a `snapshot` if what changed meanwhile is not remembered. Raises
         RequestFailed when the server refuses the subscription, or ends it with an error.
         """
-        async for event in self._follow(following(name, where, since)):
-            yield event
+        return self._follow(following(name, where, since))
 
     async def feed(self, entity: str, *, since: str = BEGINNING) -> AsyncIterator[FeedPage]:
         """Changes of an entity type as pages, from ``since`` on to what there is now.
@@ -371,8 +380,8 @@ class AsyncClient:
             headers = {} if parser.token is None else {"Last-Event-ID": parser.token}
             parser = Parser(parser.token)
             try:
-                async with self._http.stream(
-                    "GET", request.path, params=request.query, headers=headers
+                async with self._stream(
+                    request.path, params=request.query, headers=headers
                 ) as answer:
                     if not answer.is_success:
                         await answer.aread()
@@ -388,11 +397,11 @@ class AsyncClient:
             except RequestFailed as error:
                 if error.status != 503 and error.kind != "Unavailable":
                     raise
-            await asyncio.sleep(RETRY_S)
+            await self._pause(RETRY_S)
 
     async def _send(self, request: ClientRequest) -> httpx.Response:
         try:
-            answer = await self._http.request(
+            answer = await self._request(
                 request.method,
                 request.path,
                 params=request.query,
@@ -400,7 +409,7 @@ class AsyncClient:
                 content=request.content,
             )
         except httpx.TransportError as error:
-            raise RequestFailed(0, "Unavailable", f"{self._http.base_url}: {error}") from error
+            raise RequestFailed(0, "Unavailable", f"{self._address}: {error}") from error
         if not answer.is_success:
             raise _failed(answer)
         return answer

@@ -1,50 +1,113 @@
-"""The blocking client."""
-# Written by tests/blocking_client.py from asynchronous.py: edit that file.
+"""The blocking client: the methods of the one for asyncio, over connections that block.
+
+A coroutine that waits for nothing comes to its end in one step. So the methods of
+:class:`AsyncClient` need no event loop here, and each of them is written once.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+)
+from contextlib import asynccontextmanager
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import httpx
 
 from everstate.changes import Provenance
-from everstate.changes.quoting import joined
-from everstate.changes.triggers import State
-from everstate.client.events import Event, Parser
-from everstate.client.feeds import BEGINNING, FeedPage, FeedWalk
-from everstate.client.requests import (
-    PAGE,
-    RETRY_S,
-    ClientRequest,
-    Found,
-    RequestFailed,
-    Saved,
-    body_of,
-    failure,
-    found,
-    listed,
-    many,
-    page_after,
-    place,
-    reading,
-    redirected,
-    saved,
-    writing,
-)
-from everstate.client.views import ViewRows, following, page_of, row_request, rows_request
+from everstate.client.asynchronous import AsyncClient
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Blocking(AsyncClient):
+    """Requests and pauses that are over when they are awaited."""
+
+    def _open(self, **settings: Any) -> httpx.URL:
+        self.connections = httpx.Client(**settings)
+        return self.connections.base_url
+
+    async def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return self.connections.request(method, path, **more)
+
+    @asynccontextmanager
+    async def _stream(self, path: str, **more: Any) -> AsyncIterator[httpx.Response]:
+        with self.connections.stream("GET", path, **more) as answer:
+            assert isinstance(answer.stream, httpx.SyncByteStream)
+            answer.stream = _Bytes(answer.stream)
+            yield answer
+
+    async def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class _Bytes(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """The bytes of an answer, for the methods of both kinds of clients."""
+
+    def __init__(self, stream: httpx.SyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._stream:
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        self._stream.close()
+
+
+def _result(waiting: Awaitable[R]) -> R:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        waiting.__await__().send(None)
+    except StopIteration as end:
+        return cast("R", end.value)
+    raise RuntimeError("a request of the blocking client waited for an event loop")
+
+
+def _returns(
+    method: Callable[Concatenate[AsyncClient, P], Awaitable[R]],
+) -> Callable[Concatenate[Client, P], R]:
+    @wraps(method)
+    def call(self: Client, /, *args: P.args, **given: P.kwargs) -> R:
+        return _result(method(self._client, *args, **given))
+
+    return call
+
+
+def _yields(
+    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[R]],
+) -> Callable[Concatenate[Client, P], Iterator[R]]:
+    @wraps(method)
+    def call(self: Client, /, *args: P.args, **given: P.kwargs) -> Iterator[R]:
+        items = cast("AsyncGenerator[R, None]", method(self._client, *args, **given))
+        try:
+            while True:
+                try:
+                    item = _result(anext(items))
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            _result(items.aclose())
+
+    return call
 
 
 class Client:
     """Reads, writes and follows the entities of one server; close it, or use ``with``.
 
-    ``token``: the caller's token; without one the server takes the service and identifier of
-    ``provenance``, which also belongs to each write that has none of its own. Every method raises
-    RequestFailed with the server's reason (status 0: it did not answer; redirects are not
-    followed), and InvalidRequest for a name or key that cannot be part of a URL.
+    Parameters and errors are those of :class:`~everstate.client.AsyncClient`.
     """
 
     def __init__(
@@ -55,9 +118,7 @@ class Client:
         provenance: Provenance | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
-        self._provenance = provenance
+        self._client = _Blocking(url, token=token, provenance=provenance, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -72,352 +133,23 @@ class Client:
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._client.connections.close()
 
-    def get(
-        self,
-        entity: str,
-        key: str,
-        *,
-        at: datetime | None = None,
-        recorded_at: datetime | None = None,
-        version: int | None = None,
-        wait_for: str | None = None,
-    ) -> Found:
-        """One entity: now, ``at`` a world time, as ``recorded_at`` a time, or at a version."""
-        times = {"at": at, "recorded_at": recorded_at}
-        answer = self._send(reading(place(entity, key), wait_for, times, version=version))
-        return found(key, answer)
-
-    def get_many(
-        self,
-        entity: str,
-        keys: Sequence[str],
-        *,
-        at: datetime | None = None,
-        wait_for: str | None = None,
-    ) -> dict[str, Found | None]:
-        """At most 1,000 entities by key, all at one moment; ``None``: there is none."""
-        items = self._object(many(entity, keys, at, wait_for))["items"]
-        return {key: listed(key, item) for key, item in items.items()}
-
-    def list(
-        self,
-        entity: str,
-        *,
-        where: Sequence[str] = (),
-        at: datetime | None = None,
-        wait_for: str | None = None,
-    ) -> Iterator[Found]:
-        """Entities that meet conditions (`nights>3`), now or ``at`` a world time, by their keys.
-
-        A page at a time: later pages are of later moments. :meth:`view_rows` has other orders.
-        """
-        path, conditions = f"/query{place(entity)}", joined(where) or None
-        request = reading(path, wait_for, {"at": at}, where=conditions, limit=PAGE)
-        for item in self._items(request):
-            yield Found(item["key"], item["state"], item["version"], item["as_of"])
-
-    def deleted(self, entity: str, *, wait_for: str | None = None) -> Iterator[dict[str, Any]]:
-        """The deleting versions of entities that are deleted now, by their keys."""
-        path = f"/query{place(entity, None, 'deleted')}"
-        yield from self._items(reading(path, wait_for, {}, limit=PAGE))
-
-    def written(
-        self,
-        entity: str,
-        *,
-        service: str | None = None,
-        identifier: str | None = None,
-        actor: str | None = None,
-        correlation: str | None = None,
-        kind: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        wait_for: str | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """Changes by who wrote them and when they were recorded, in the order of recording."""
-        request = reading(
-            f"/query{place(entity, None, 'changes')}",
-            wait_for,
-            {"since": since, "until": until},
-            service=service,
-            identifier=identifier,
-            actor=actor,
-            correlation=correlation,
-            kind=kind,
-            limit=PAGE,
-        )
-        yield from self._items(request)
-
-    def history(
-        self,
-        entity: str,
-        key: str,
-        *,
-        after: int = 0,
-        changed: str | None = None,
-        service: str | None = None,
-        identifier: str | None = None,
-        actor: str | None = None,
-        correlation: str | None = None,
-        kind: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        wait_for: str | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """Versions of an entity after a version, oldest first, a page at a time.
-
-        ``changed``: only those that changed this field. The other filters are those of
-        :meth:`written`.
-        """
-        request = reading(
-            place(entity, key, "history"),
-            wait_for,
-            {"since": since, "until": until},
-            after=after,
-            changed=changed,
-            service=service,
-            identifier=identifier,
-            actor=actor,
-            correlation=correlation,
-            kind=kind,
-            limit=PAGE,
-        )
-        yield from self._items(request)
-
-    def diff(
-        self, entity: str, key: str, since: int | datetime, until: int | datetime | None = None
-    ) -> dict[str, Any]:
-        """What changed from one version or time to another one: fields, and a JSON Patch."""
-        sides = {"from": _side(since), "to": _side(until)}
-        return self._object(reading(place(entity, key, "diff"), None, {}, **sides))
-
-    def explain(
-        self, entity: str, key: str, *, field: str | None = None, version: int | None = None
-    ) -> dict[str, Any]:
-        """Where a version comes from; ``field``: the version that last wrote it."""
-        below = ("explain",) if field is None else ("explain", field)
-        return self._object(reading(place(entity, key, *below), None, {}, version=version))
-
-    def provenance(self, entity: str, key: str) -> dict[str, Any]:
-        """Who last wrote each field, and what each service last wrote."""
-        return self._object(reading(place(entity, key, "provenance"), None, {}))
-
-    def put(
-        self,
-        entity: str,
-        key: str,
-        state: State,
-        *,
-        provenance: Provenance | None = None,
-        expected_version: int | None = None,
-        once: str | None = None,
-    ) -> Saved:
-        """Create or replace an entity; ``once``: an Idempotency-Key."""
-        who = provenance or self._provenance
-        request = writing("PUT", place(entity, key), dict(state), who, expected_version, once)
-        return saved(key, self._send(request))
-
-    def patch(
-        self,
-        entity: str,
-        key: str,
-        changes: State,
-        *,
-        provenance: Provenance | None = None,
-        expected_version: int | None = None,
-        once: str | None = None,
-    ) -> Saved:
-        """Change some fields of an entity (JSON Merge Patch, RFC 7386)."""
-        who = provenance or self._provenance
-        request = writing("PATCH", place(entity, key), dict(changes), who, expected_version, once)
-        return saved(key, self._send(request))
-
-    def delete(
-        self,
-        entity: str,
-        key: str,
-        *,
-        provenance: Provenance | None = None,
-        expected_version: int | None = None,
-        once: str | None = None,
-    ) -> Saved:
-        """Delete an entity."""
-        who = provenance or self._provenance
-        request = writing("DELETE", place(entity, key), None, who, expected_version, once)
-        return saved(key, self._send(request))
-
-    def subscribe(
-        self,
-        entity: str,
-        *,
-        key: str | None = None,
-        since: str | None = None,
-        current: bool = False,
-        kinds: Sequence[str] = (),
-        changed: str | None = None,
-        becomes: str | None = None,
-        service: str | None = None,
-        identifier: str | None = None,
-        actor: str | None = None,
-        when_slow: str | None = None,
-    ) -> Iterator[Event]:
-        """Changes of an entity type as they come, for ever; see :class:`Event`.
-
-        ``since``: a token, ``"beginning"`` or ``"now"``. ``current``: first the present rows.
-        ``becomes``: `field:value`. When the connection is lost, the subscription continues after
-        the last event by itself: no change is missing and none comes twice. Raises RequestFailed
-        when the server refuses the subscription, or ends it with an error.
-        """
-        query = {
-            "key": key,
-            "since": since,
-            "current": "true" if current else None,
-            "kind": ",".join(kinds) or None,
-            "changed": changed,
-            "becomes": becomes,
-            "service": service,
-            "identifier": identifier,
-            "actor": actor,
-            "when_slow": when_slow,
-        }
-        yield from self._follow(reading(f"/stream{place(entity)}", None, {}, **query))
-
-    def view_rows(
-        self,
-        name: str,
-        *,
-        where: Sequence[str] = (),
-        order: Sequence[str] = (),
-        wait_for: str | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """All rows of a view, a page at a time: of one version, later pages of later positions.
-
-        ``where``: conditions on columns, `nights>3`. ``order``: columns, with `-` for the largest
-        first.
-        """
-        after: str | None = None
-        while True:
-            page = self.view_page(name, where=where, order=order, after=after, wait_for=wait_for)
-            yield from page.rows
-            after = page.after
-            if after is None:
-                return
-
-    def view_page(
-        self,
-        name: str,
-        *,
-        where: Sequence[str] = (),
-        order: Sequence[str] = (),
-        after: str | None = None,
-        limit: int = PAGE,
-        words: str | None = None,
-        wait_for: str | None = None,
-    ) -> ViewRows:
-        """A page of the rows of a view, and the position that they have.
-
-        ``words``: the best rows of a search, without order and ``after``.
-        """
-        request = rows_request(name, where, order, wait_for, after=after, limit=limit, words=words)
-        answer = self._send(request)
-        return page_of(body_of(answer), answer.headers)
-
-    def view_row(self, name: str, *key: Any, wait_for: str | None = None) -> dict[str, Any]:
-        """The row of a view that has a key: a value for each of its columns."""
-        return self._object(row_request(name, key, wait_for))
-
-    def follow_view(
-        self, name: str, *, where: Sequence[str] = (), since: str | None = None
-    ) -> Iterator[Event]:
-        """The rows of a view as they change, for ever: events `snapshot` and `changed`.
-
-        ``where``: only rows with these values, `city=Wien`. ``since``: the token of the last event
-        that you have. When the connection is lost, the subscription continues after the last event
-        by itself, with a `snapshot` if what changed meanwhile is not remembered. Raises
-        RequestFailed when the server refuses the subscription, or ends it with an error.
-        """
-        yield from self._follow(following(name, where, since))
-
-    def feed(self, entity: str, *, since: str = BEGINNING) -> Iterator[FeedPage]:
-        """Changes of an entity type as pages, from ``since`` on to what there is now.
-
-        ``since``: the :attr:`FeedPage.bookmark` of an earlier page, ``"beginning"`` or ``"now"``.
-        A walk that begins after a bookmark misses no change and gets none twice. A page that is
-        closed comes from any HTTP cache on the way. Raises RequestFailed (410: the changes are
-        not stored any more), and InvalidToken.
-        """
-        walk = FeedWalk(entity, since)
-        walk.begin(self._object(walk.listing()))
-        while (request := walk.following()) is not None:
-            page = walk.took(self._object(request))
-            if page is not None:
-                yield page
-
-    def _follow(self, request: ClientRequest) -> Iterator[Event]:
-        """The events of a stream, which is begun again after its last event when it is cut off."""
-        parser = Parser()
-        while True:
-            headers = {} if parser.token is None else {"Last-Event-ID": parser.token}
-            parser = Parser(parser.token)
-            try:
-                with self._http.stream(
-                    "GET", request.path, params=request.query, headers=headers
-                ) as answer:
-                    if not answer.is_success:
-                        answer.read()
-                        raise _failed(answer)
-                    for chunk in answer.iter_bytes():
-                        for event in parser.take(chunk):
-                            if event.name == "error":
-                                raise failure(0, event.data)
-                            if event.name != "slow":
-                                yield event
-            except httpx.TransportError:
-                pass
-            except RequestFailed as error:
-                if error.status != 503 and error.kind != "Unavailable":
-                    raise
-            time.sleep(RETRY_S)
-
-    def _send(self, request: ClientRequest) -> httpx.Response:
-        try:
-            answer = self._http.request(
-                request.method,
-                request.path,
-                params=request.query,
-                headers=httpx.Headers(request.headers, encoding="utf-8"),
-                content=request.content,
-            )
-        except httpx.TransportError as error:
-            raise RequestFailed(0, "Unavailable", f"{self._http.base_url}: {error}") from error
-        if not answer.is_success:
-            raise _failed(answer)
-        return answer
-
-    def _items(self, request: ClientRequest) -> Iterator[dict[str, Any]]:
-        """The items of all pages."""
-        while True:
-            page = self._object(request)
-            yield from page["items"]
-            if page["after"] is None:
-                return
-            request = page_after(request, page["after"])
-
-    def _object(self, request: ClientRequest) -> dict[str, Any]:
-        body: dict[str, Any] = body_of(self._send(request))
-        return body
-
-
-def _failed(answer: httpx.Response) -> RequestFailed:
-    if answer.has_redirect_location:
-        return redirected(answer.status_code, answer.headers["Location"])
-    try:
-        return failure(answer.status_code, answer.json())
-    except ValueError:
-        return failure(answer.status_code, None)
-
-
-def _side(side: int | datetime | None) -> str | int | None:
-    return side.isoformat() if isinstance(side, datetime) else side
+    get = _returns(AsyncClient.get)
+    get_many = _returns(AsyncClient.get_many)
+    list = _yields(AsyncClient.list)
+    deleted = _yields(AsyncClient.deleted)
+    written = _yields(AsyncClient.written)
+    history = _yields(AsyncClient.history)
+    diff = _returns(AsyncClient.diff)
+    explain = _returns(AsyncClient.explain)
+    provenance = _returns(AsyncClient.provenance)
+    put = _returns(AsyncClient.put)
+    patch = _returns(AsyncClient.patch)
+    delete = _returns(AsyncClient.delete)
+    subscribe = _yields(AsyncClient.subscribe)
+    view_rows = _yields(AsyncClient.view_rows)
+    view_page = _returns(AsyncClient.view_page)
+    view_row = _returns(AsyncClient.view_row)
+    follow_view = _yields(AsyncClient.follow_view)
+    feed = _yields(AsyncClient.feed)

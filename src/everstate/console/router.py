@@ -18,8 +18,8 @@ from everstate.console.away import naming_server
 from everstate.console.fresh import FreshValue
 from everstate.console.overview import looking
 from everstate.console.pages import PLACE, ROOT, Pages, entity_url
-from everstate.errors import EverstateError, RequestTooLarge, Unauthenticated, Unavailable
-from everstate.http.asgi import KEY, Desk
+from everstate.errors import EverstateError, Unauthenticated, Unavailable
+from everstate.http.asgi import KEY, Desk, read_body
 from everstate.http.callers import EVERY
 from everstate.serving.masking import Masks, entities_read_by, no_masks
 from everstate.serving.reader_pool import ReaderPool
@@ -291,9 +291,5 @@ class WebConsole:
 
 async def _form(request: Request) -> dict[str, list[str]]:
     """The fields of a sent form; raises RequestTooLarge."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _FORM_BYTES_MAX:
-            raise RequestTooLarge(_FORM_BYTES_MAX)
+    body = await read_body(request, _FORM_BYTES_MAX)
     return parse_qs(body.decode("utf-8", "replace"))

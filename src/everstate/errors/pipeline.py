@@ -117,12 +117,14 @@ class TableMisread(SourceReplaced):
 
     def __init__(self, capture: str, table: str, differs: str) -> None:
         super().__init__(capture, differs)
+        self.table = table
         EverstateError.__init__(
             self,
             f"capture {capture}: its connector reads the rows of {table} by other columns than the "
             f"table has ({differs}): it did not see the statement that made them so, such as ALTER "
             "TABLE … RENAME TO of another table. Values that it read since that statement may "
-            "stand in wrong fields; the clean role pauses it.",
+            "stand in wrong fields; the clean role leaves the table out, or pauses the connector "
+            "where it is the only one.",
             advice=f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is "
             "now: each wrong state gets a change that puts it right.",
         )

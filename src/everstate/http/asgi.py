@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import HTTPConnection
 
@@ -18,6 +18,7 @@ from everstate.http.admission import admission_of
 from everstate.http.answers import JSON, HttpAnswer, HttpRequest, check_length
 from everstate.http.callers import Caller, Callers, provenance_of
 from everstate.http.limits import Limits
+from everstate.http.openapi import JsonSchema
 
 T = TypeVar("T")
 _SMALL_BYTES: Final = 16_384
@@ -72,19 +73,25 @@ class Desk:
         headers = headers_of(request)
         caller = self.admit(request, entity, right)
         check_length(headers, self._limit)
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._limit:
-                raise RequestTooLarge(self._limit)
+        body = await read_body(request, self._limit)
         return HttpRequest(
             method=request.method,
             path=request.url.path,
             headers=headers,
             caller=caller,
-            body=bytes(body),
+            body=body,
             mask=caller.mask(entity),
         )
+
+    async def answer(
+        self, request: Request, entity: str, right: Right, call: Callable[[HttpRequest], HttpAnswer]
+    ) -> Response:
+        """The answer of a blocking call, for a caller who has the right on the entity type.
+
+        Raises what :meth:`read` and the call raise.
+        """
+        incoming = await self.read(request, entity, right)
+        return respond(await self.work(lambda: call(incoming)))
 
     def admit(self, connection: HTTPConnection, entity: str, right: Right) -> Caller:
         """Who sends a request or opens a WebSocket, and has the right on the entity type.
@@ -150,6 +157,45 @@ class Desk:
         if self._limiter is None:
             self._limiter = CapacityLimiter(self._threads)
         return await anyio.to_thread.run_sync(call, limiter=self._limiter)
+
+
+def add_route(
+    router: APIRouter,
+    method: str,
+    path: str,
+    endpoint: Callable[..., Awaitable[Response]],
+    *,
+    name: str,
+    summary: str | None,
+    responses: dict[int | str, JsonSchema],
+    parameters: Sequence[JsonSchema] = (),
+    body: JsonSchema | None = None,
+    **more: Any,
+) -> None:
+    """Add a route with its description; ``name`` is its operation id."""
+    router.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        operation_id=name,
+        summary=summary,
+        responses=responses,
+        openapi_extra={
+            **({"parameters": [*parameters]} if parameters else {}),
+            **({} if body is None else {"requestBody": body}),
+        },
+        **more,
+    )
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body of a request; raises RequestTooLarge as soon as it has more than ``limit`` bytes."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise RequestTooLarge(limit)
+    return bytes(body)
 
 
 async def beside_loop(size: int, call: Callable[[], T]) -> T:

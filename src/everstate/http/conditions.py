@@ -21,7 +21,7 @@ def etag(version: int, variant: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class HeaderCondition:
     """Versions that a header names; ``any`` for `*`, which matches every existing version.
 
     ``strong`` has only the tags that are not weak: If-Match uses strong comparison.
@@ -36,8 +36,8 @@ class Condition:
         return self.header
 
 
-def parse_condition(name: str, value: str | None, variant: str = "") -> Condition | None:
-    """Condition of an If-Match or If-None-Match header; ``None``: the header is missing.
+def parse_condition(name: str, value: str | None, variant: str = "") -> HeaderCondition | None:
+    """HeaderCondition of an If-Match or If-None-Match header; ``None``: the header is missing.
 
     A tag that is not an everstate version matches nothing. ``variant``: the caller gets what a mask
     has made of a version; the tag of the version itself then names something that the caller does
@@ -48,13 +48,13 @@ def parse_condition(name: str, value: str | None, variant: str = "") -> Conditio
         return None
     shown = f"{name}: {value}"
     if value.strip() == _ANY:
-        return Condition(shown, True, frozenset(), frozenset())
+        return HeaderCondition(shown, True, frozenset(), frozenset())
     if not _LIST.fullmatch(value):
         raise InvalidRequest(f'{name} is {value!r}; expected * or versions such as "3".')
     tags = [(weak, _version_in(tag, variant, name)) for weak, tag in _TAG.findall(value)]
     tags = [(weak, tag) for weak, tag in tags if _VERSION.fullmatch(tag)]
     strong = frozenset(int(tag) for weak, tag in tags if not weak)
-    return Condition(shown, False, strong, frozenset(int(tag) for _, tag in tags))
+    return HeaderCondition(shown, False, strong, frozenset(int(tag) for _, tag in tags))
 
 
 def _version_in(tag: str, variant: str, name: str) -> str:
@@ -69,8 +69,8 @@ def _version_in(tag: str, variant: str, name: str) -> str:
 class Conditions:
     """Conditions of a request on the present version."""
 
-    match: Condition | None = None
-    none_match: Condition | None = None
+    match: HeaderCondition | None = None
+    none_match: HeaderCondition | None = None
 
     @property
     def given(self) -> bool:
@@ -90,5 +90,5 @@ class Conditions:
         return self.none_match is not None and self._same(self.none_match, version)
 
     @staticmethod
-    def _same(condition: Condition, version: int) -> bool:
+    def _same(condition: HeaderCondition, version: int) -> bool:
         return condition.any or version in condition.weak

@@ -17,6 +17,9 @@ JsonSchema = dict[str, Any]
 
 REF: Final = "#/components/schemas/{model}"
 _TEXT: Final = {"type": "string", "minLength": 1, "pattern": "^[!-~]([ -~]*[!-~])?$"}
+OBJECT: Final[JsonSchema] = {"type": "object"}
+STRING: Final[JsonSchema] = {"type": "string"}
+TIME: Final[JsonSchema] = {"type": "string", "format": "date-time"}
 VERSION: Final = {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}
 _TAGS: Final = r'^(W/)?"[!#-~]*"(, ?(W/)?"[!#-~]*")*$'
 
@@ -158,10 +161,9 @@ def conditions() -> list[JsonSchema]:
 
 def past() -> list[JsonSchema]:
     """One of the parameters by which a state of the past is asked for."""
-    moment = {"type": "string", "format": "date-time"}
     return [
-        query("at", moment, "The state that was valid at this time in the world."),
-        query("recorded_at", moment, "The newest state that was recorded by this time."),
+        query("at", TIME, "The state that was valid at this time in the world."),
+        query("recorded_at", TIME, "The newest state that was recorded by this time."),
         query("version", VERSION, "The state of this version."),
     ]
 
@@ -173,15 +175,14 @@ def limit(most: int) -> JsonSchema:
 
 def written_by() -> list[JsonSchema]:
     """The parameters by which changes are chosen: who wrote them, and when."""
-    text, moment = {"type": "string"}, {"type": "string", "format": "date-time"}
     return [
-        query("service", text, "By this service."),
-        query("identifier", text, "With this identifier."),
-        query("actor", text, "By this actor."),
-        query("correlation", text, "With this correlation id."),
+        text("service", "By this service."),
+        text("identifier", "With this identifier."),
+        text("actor", "By this actor."),
+        text("correlation", "With this correlation id."),
         query("kind", {"enum": [*Kind]}, "Only changes of this kind."),
-        query("since", moment, "Recorded at this time or later."),
-        query("until", moment, "Recorded before this time."),
+        query("since", TIME, "Recorded at this time or later."),
+        query("until", TIME, "Recorded before this time."),
     ]
 
 
@@ -203,21 +204,21 @@ def provenance_headers(*, local: bool) -> list[JsonSchema]:
 
     In local mode the caller must name itself; else it may, if its token permits the claim.
     """
-    text, moment = {**_TEXT, "maxLength": 500}, {"type": "string", "format": "date-time"}
+    short = {**_TEXT, "maxLength": 500}
     found = [
-        header(names.ACTOR, text, "The user or system on whose behalf the caller writes."),
-        header(names.REASON, text, "Why the change is made."),
-        header(names.CORRELATION, text, "Id of the process that the change belongs to."),
-        header(names.CAUSATION, text, "Id of what caused the change."),
-        header(names.OCCURRED_AT, moment, "When it happened in the world. Default: now."),
+        header(names.ACTOR, short, "The user or system on whose behalf the caller writes."),
+        header(names.REASON, short, "Why the change is made."),
+        header(names.CORRELATION, short, "Id of the process that the change belongs to."),
+        header(names.CAUSATION, short, "Id of what caused the change."),
+        header(names.OCCURRED_AT, TIME, "When it happened in the world. Default: now."),
     ]
     default = "" if local else " Default: that of the token."
     service = f"The service that writes.{default}"
     identifier = f"The user, job or instance of the service.{default}"
     return [
         *found,
-        header(names.SERVICE, text, service, required=local),
-        header(names.IDENTIFIER, text, identifier, required=local),
+        header(names.SERVICE, short, service, required=local),
+        header(names.IDENTIFIER, short, identifier, required=local),
     ]
 
 
@@ -263,6 +264,16 @@ def header(name: str, schema: JsonSchema, what: str, *, required: bool = False) 
     }
 
 
+def in_path(name: str, schema: JsonSchema, what: str) -> JsonSchema:
+    """A parameter that is a part of the path."""
+    return {**query(name, schema, what), "in": "path", "required": True}
+
+
 def query(name: str, schema: JsonSchema, what: str) -> JsonSchema:
     """A parameter of the query."""
     return {"name": name, "in": "query", "schema": schema, "description": what}
+
+
+def text(name: str, what: str) -> JsonSchema:
+    """A parameter of the query that is any text."""
+    return query(name, STRING, what)

@@ -41,29 +41,12 @@ def _lock() -> dict[str, Any]:
     return lock
 
 
-def kafka_artifacts() -> tuple[Artifact, ...]:
-    """The jars of the broker."""
-    return tuple(Artifact(**entry) for entry in _lock()["kafka"])
+def artifacts_of(group: str) -> tuple[Artifact, ...]:
+    """The files of `kafka`, `cassandra`, `spark` (Kafka's connector, Delta) or `debezium`.
 
-
-def connect_artifacts() -> tuple[Artifact, ...]:
-    """The jars that Kafka Connect needs in addition to the broker's."""
-    return tuple(Artifact(**entry) for entry in _lock()["connect"])
-
-
-def cassandra_artifacts() -> tuple[Artifact, ...]:
-    """The jars of Cassandra."""
-    return tuple(Artifact(**entry) for entry in _lock()["cassandra"])
-
-
-def debezium_artifacts() -> tuple[Artifact, ...]:
-    """The plugins of Debezium, for PostgreSQL and MariaDB."""
-    return tuple(Artifact(**entry) for entry in _lock()["debezium"])
-
-
-def spark_artifacts() -> tuple[Artifact, ...]:
-    """The jars of Spark's Kafka connector and of Delta."""
-    return tuple(Artifact(**entry) for entry in _lock()["spark"])
+    `connect`: the jars that it needs beside the broker's.
+    """
+    return tuple(Artifact(**entry) for entry in _lock()[group])
 
 
 def postgres_artifact() -> Artifact:
@@ -124,7 +107,7 @@ def obtain(
 
 def spark_jars(config: Config, progress: StackProgress | None = None) -> list[Path]:
     """The jars for ``spark.jars``: Kafka connector and Delta, fetched when not cached."""
-    return obtain(config, spark_artifacts(), progress)
+    return obtain(config, artifacts_of("spark"), progress)
 
 
 def _base_url(config: Config) -> str:

@@ -11,10 +11,10 @@ from typing import Final
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
-from everstate.local.artifacts import Artifact, cached, cassandra_artifacts
+from everstate.local.artifacts import Artifact, artifacts_of, cached
 from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import Jvm, find_jvm, java_env, java_home
-from everstate.local.server import Launch, Ports
+from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder
 
 _PROBE_S: Final = 2.0
@@ -113,7 +113,7 @@ def cassandra_java() -> Jvm:
     return jvm
 
 
-class CassandraServer:
+class CassandraServer(Server):
     """One node on 127.0.0.1, without passwords; the store creates keyspaces."""
 
     name: str = "cassandra"
@@ -125,7 +125,7 @@ class CassandraServer:
         self._config = config
         self._folder = config.project.data_dir / "cassandra"
         self._settings = self._folder / "cassandra.yaml"
-        self.artifacts: tuple[Artifact, ...] = cassandra_artifacts()
+        self.artifacts: tuple[Artifact, ...] = artifacts_of("cassandra")
         self.marker = f"-Dcassandra.config={self._settings.as_uri()}"
 
     def prepare(self, ports: Ports) -> Launch:
@@ -193,9 +193,6 @@ class CassandraServer:
                 head = stream.read(9)
         if len(head) != 9 or head[4] != _SUPPORTED:
             raise ConnectionError("the answer is not Cassandra's native protocol")
-
-    def settle(self, ports: Ports) -> None:
-        """Nothing: a node that answers is ready."""
 
     @staticmethod
     def address(ports: Ports) -> tuple[str, int]:

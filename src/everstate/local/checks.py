@@ -14,12 +14,10 @@ from everstate.errors import LocalStackError
 from everstate.findings import Finding
 from everstate.local.artifacts import (
     Artifact,
+    artifacts_of,
     cache_dir,
     cached,
-    cassandra_artifacts,
-    kafka_artifacts,
     postgres_artifact,
-    spark_artifacts,
 )
 from everstate.local.cassandra import cassandra_java
 from everstate.local.jvm import find_jvm
@@ -146,9 +144,9 @@ def _ports() -> Finding:
 
 
 def _cache(config: Config) -> Finding:
-    wanted: list[Artifact] = [*kafka_artifacts(), *spark_artifacts()]
+    wanted: list[Artifact] = [*artifacts_of("kafka"), *artifacts_of("spark")]
     if _starts_cassandra(config):
-        wanted.extend(cassandra_artifacts())
+        wanted.extend(artifacts_of("cassandra"))
     try:
         wanted.append(postgres_artifact())
     except LocalStackError as error:

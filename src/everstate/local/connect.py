@@ -14,16 +14,14 @@ from pathlib import Path
 from everstate.config import Config
 from everstate.local.artifacts import (
     Artifact,
+    artifacts_of,
     cache_dir,
     cached,
-    connect_artifacts,
-    debezium_artifacts,
-    kafka_artifacts,
 )
 from everstate.local.class_archive import class_archive_options
 from everstate.local.files import listed, unpacked
 from everstate.local.jvm import java_env, java_home
-from everstate.local.server import Launch, Ports
+from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder, properties, write_private
 
 _PROBE_S = 2.0
@@ -69,7 +67,7 @@ logger.network.level = ERROR
 """
 
 
-class ConnectServer:
+class ConnectServer(Server):
     """A worker on 127.0.0.1 that keeps its connectors, offsets and states in the log's cluster."""
 
     name: str = "connect"
@@ -82,8 +80,8 @@ class ConnectServer:
         self._config, self._brokers = config, brokers
         self._folder = config.project.data_dir / "connect"
         self._properties = self._folder / "connect.properties"
-        self._plugins = debezium_artifacts()
-        jars = (*kafka_artifacts(), *connect_artifacts())
+        self._plugins = artifacts_of("debezium")
+        jars = (*artifacts_of("kafka"), *artifacts_of("connect"))
         self._jars = tuple(dict.fromkeys(jars))
         self.artifacts: tuple[Artifact, ...] = (*self._jars, *self._plugins)
         self.marker = str(self._properties)
@@ -127,9 +125,6 @@ class ConnectServer:
                     json.load(answer)
             except (urllib.error.HTTPError, ValueError) as cause:
                 raise ConnectionError(f"{url}: {cause}") from cause
-
-    def settle(self, ports: Ports) -> None:
-        """Nothing: a worker that answers is ready."""
 
     @staticmethod
     def address(ports: Ports) -> str:

@@ -35,6 +35,16 @@ def unpacked(home: Path, unpack: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
+def created(folder: Path) -> Iterator[Path]:
+    """A folder to be filled, which then gets the name ``folder``: a kill leaves no partial one."""
+    new = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(mode=0o700)
+    yield new
+    os.rename(new, folder)
+
+
+@contextmanager
 def writing(place: Path) -> Iterator[None]:
     """Raise LocalStackError for an OSError of the block, which writes files in ``place``."""
     try:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
-from everstate.local.artifacts import Artifact, cached, kafka_artifacts
+from everstate.local.artifacts import Artifact, artifacts_of, cached
 from everstate.local.class_archive import class_archive_options
 from everstate.local.files import listed
 from everstate.local.jvm import java_env, java_home
-from everstate.local.server import Launch, Ports
+from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder, properties
 
 _PROBE_S = 2.0
@@ -63,7 +63,7 @@ a broker that was killed from its own partitions, and only an unclean election g
 again. The feature chooses among replicas, and here each partition has one."""
 
 
-class KafkaServer:
+class KafkaServer(Server):
     """A broker on 127.0.0.1; topics are created explicitly, never by their first use.
 
     The controller refuses a restarted broker until the session of the killed one has timed out.
@@ -79,7 +79,7 @@ class KafkaServer:
         self._config = config
         self._folder = config.project.data_dir / "kafka"
         self._properties = self._folder / "server.properties"
-        self.artifacts: tuple[Artifact, ...] = kafka_artifacts()
+        self.artifacts: tuple[Artifact, ...] = artifacts_of("kafka")
         self.marker = str(self._properties)
 
     def prepare(self, ports: Ports) -> Launch:
@@ -133,9 +133,6 @@ class KafkaServer:
         _correlation, brokers = struct.unpack_from(">ii", answer)
         if brokers < 1:
             raise ConnectionError("the broker is not registered yet")
-
-    def settle(self, ports: Ports) -> None:
-        """Nothing: a broker that answers is ready."""
 
     @staticmethod
     def address(ports: Ports) -> str:

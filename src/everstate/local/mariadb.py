@@ -15,8 +15,8 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import unprivileged
 from everstate.local.artifacts import Artifact, cache_dir, cached, mariadb_artifact
-from everstate.local.files import make_password, unpacked
-from everstate.local.server import Launch, Ports
+from everstate.local.files import created, make_password, unpacked
+from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder, write_private
 
 _USER = "everstate"
@@ -71,7 +71,7 @@ FLUSH PRIVILEGES;
 """
 
 
-class MariaDbServer:
+class MariaDbServer(Server):
     """A server on 127.0.0.1 with the database ``everstate`` and a user of that name."""
 
     name: str = "mariadb"
@@ -107,7 +107,8 @@ class MariaDbServer:
         )
         env = {**os.environ, "TZ": "UTC"}
         if not (self._data / "mysql").exists():
-            self._install(home, env)
+            with created(self._data) as new:
+                self._install(home, env, new)
         unprivileged.prefix(self._folder / "tmp")
         argv = (*unprivileged.prefix(self._data), str(home / "bin" / "mariadbd"), self.marker)
         return Launch(argv, env, self._folder)
@@ -119,9 +120,6 @@ class MariaDbServer:
             greeting = connection.recv(5)
         if len(greeting) < 5 or greeting[4] != _PROTOCOL:
             raise ConnectionError("MariaDB does not accept connections yet")
-
-    def settle(self, ports: Ports) -> None:
-        """Nothing: users and database are created before it accepts connections."""
 
     def dsn(self, ports: Ports) -> str:
         """The connection URL, with the password in it: not for logs."""
@@ -135,11 +133,7 @@ class MariaDbServer:
         users = _USERS.format(database=_DATABASE, user=_USER, password=password)
         write_private(self._folder / "users.sql", users)
 
-    def _install(self, home: Path, env: dict[str, str]) -> None:
-        """Create the data folder under a temporary name, so that a kill leaves no partial one."""
-        new = self._folder / "data.new"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(mode=0o700)
+    def _install(self, home: Path, env: dict[str, str], new: Path) -> None:
         command = (
             *unprivileged.prefix(new),
             str(home / "scripts" / "mariadb-install-db"),
@@ -159,7 +153,6 @@ class MariaDbServer:
                 f"MariaDB's data folder cannot be created: {(done.stdout + done.stderr).strip()}",
                 advice=f"Look at {self._folder}; `everstate doctor` checks disk and rights.",
             )
-        os.rename(new, self._data)
 
     def _unpack(self) -> Path:
         """The folder of the binaries in the cache."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
 import subprocess
 import tarfile
@@ -19,8 +18,8 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import processes, unprivileged
 from everstate.local.artifacts import Artifact, cache_dir, cached, postgres_artifact
-from everstate.local.files import make_password, unpacked
-from everstate.local.server import Launch, Ports
+from everstate.local.files import created, make_password, unpacked
+from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder
 
 _USER = "everstate"
@@ -45,7 +44,7 @@ log_line_prefix = '%m [%p] '
 """
 
 
-class PostgresServer:
+class PostgresServer(Server):
     """A server on 127.0.0.1 with the database ``everstate`` and a superuser of that name."""
 
     name: str = "postgres"
@@ -68,7 +67,8 @@ class PostgresServer:
         private_folder(self._folder)
         env = {**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
         if not (self._data / "PG_VERSION").exists():
-            self._initdb(home, env)
+            with created(self._data) as new:
+                self._initdb(home, env, new)
         settings = _SETTINGS.format(
             port=ports["client"], fsync="on" if self._config.local.fsync else "off"
         )
@@ -135,11 +135,7 @@ class PostgresServer:
 
         return unpacked(cache_dir(self._config) / "postgres" / artifact.sha256[:16], unpack)
 
-    def _initdb(self, home: Path, env: dict[str, str]) -> None:
-        """Create the data folder under a temporary name, so that a kill leaves no partial one."""
-        new = self._folder / "data.new"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(mode=0o700)
+    def _initdb(self, home: Path, env: dict[str, str], new: Path) -> None:
         make_password(self._password)
         command = (
             *unprivileged.prefix(new),
@@ -155,4 +151,3 @@ class PostgresServer:
             )
         with open(new / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write(f"include '{_SETTINGS_FILE}'\n")
-        os.rename(new, self._data)

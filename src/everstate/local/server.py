@@ -42,4 +42,5 @@ class Server(Protocol):
         """Send a request in its own protocol; raises OSError while it does not answer."""
 
     def settle(self, ports: Ports) -> None:
-        """Finish the setup once it answers; idempotent."""
+        """Finish the setup once it answers, if there is anything to do; idempotent."""
+        return

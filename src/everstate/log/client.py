@@ -65,6 +65,7 @@ _GUARANTEES: Final = {
     "enable.gapless.guarantee": "true",
     "enable.auto.commit": "false",
     "isolation.level": READ_COMMITTED,
+    "check.crcs": "true",
     "partitioner": "murmur2_random",
     "transactional.id": "the publisher's",
     "group.id": "the reader's",
@@ -178,6 +179,8 @@ def consumer_settings(
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
+        # The Java client compares sums by default, this one does not.
+        "check.crcs": True,
         "auto.offset.reset": "error",
         "allow.auto.create.topics": False,
         "fetch.wait.max.ms": 50,

@@ -191,7 +191,7 @@ class Topics(Closing):
 
     def _ensure(self, topics: Iterable[_Wanted]) -> tuple[TopicDifference, ...]:
         wanted = {topic.name: topic for topic in topics}
-        existing = self._existing()
+        existing = self.existing()
         self._make([topic for name, topic in wanted.items() if name not in existing])
         present = [wanted[name] for name in wanted if name in existing]
         for topic in present:
@@ -208,13 +208,13 @@ class Topics(Closing):
 
         ``commands``: the entity types that take commands. Raises LogError or Unavailable.
         """
-        existing = self._existing()
+        existing = self.existing()
         wanted = [*self._wanted(entity_names, 1), *self._wanted_commands(commands)]
         return self._differences([topic for topic in wanted if topic.name in existing])
 
     def create(self, name: str, partitions: int, config: Mapping[str, str]) -> None:
         """Create one topic with these settings; raises LogError when the name is taken."""
-        if name in self._existing():
+        if name in self.existing():
             raise LogError(f"topic {name} exists already.", advice="Choose another name.")
         self._make([_Wanted(name, partitions, config)])
 
@@ -222,7 +222,7 @@ class Topics(Closing):
         self, names: Iterable[str], *, partitions: int, settings: Mapping[str, str]
     ) -> list[str]:
         """Create the missing topics of a capture; returns their names. Idempotent."""
-        existing = self._existing()
+        existing = self.existing()
         missing = [
             _Wanted(name, partitions, {"cleanup.policy": "delete", **settings})
             for name in names
@@ -245,7 +245,8 @@ class Topics(Closing):
 
     def existing(self) -> set[str]:
         """Names of all topics of the cluster."""
-        return self._existing()
+        with translated("listing topics"):
+            return set(self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete topics with all their records; those that do not exist are no error.
@@ -263,7 +264,7 @@ class Topics(Closing):
                 if not _is(error, KafkaError.UNKNOWN_TOPIC_OR_PART):
                     raise
         deadline = time.monotonic() + ADMIN_TIMEOUT_S
-        while left := self._existing() & set(listed):
+        while left := self.existing() & set(listed):
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"Kafka has not deleted these topics yet: {', '.join(sorted(left))}."
@@ -392,10 +393,6 @@ class Topics(Closing):
                 _SIZE: str(dead_bytes_max(self._config)),
             },
         )
-
-    def _existing(self) -> set[str]:
-        with translated("listing topics"):
-            return set(self._admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics)
 
     def _make(self, topics: Sequence[_Wanted]) -> None:
         if not topics:

@@ -38,8 +38,7 @@ from everstate.pipeline.proof.recompute import recompute_on_schedule
 from everstate.pipeline.requests.answers import Answers
 from everstate.pipeline.spark.session import own_spark, spark_session
 from everstate.pipeline.wire import DebeziumForm
-from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import opened_control
 from everstate.views.project import Project
 
 logger = logging.getLogger(__name__)
@@ -164,11 +163,8 @@ class PipelineApplication:
 
     def _retire_topics(self) -> None:
         """Record which derived topics the project does not declare any more."""
-        with views_errors(self._config.views_dsn):
-            with connect_views(self._config.views_dsn) as connection:
-                control = Control(connection, self._config.views.schema_name)
-                declared = {*self._project.derivations, *self._project.refused_views}
-                retire_topics(control, declared)
+        with opened_control(self._config) as control:
+            retire_topics(control, {*self._project.derivations, *self._project.refused_views})
 
     def _run(self, make: Callable[[], _Work], stop: threading.Event) -> None:
         """Do the work of a part that needs the tables, once the keeper has created them."""

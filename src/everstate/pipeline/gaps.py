@@ -26,8 +26,7 @@ from everstate.errors import GapTooWide, NoGap
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
-from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import opened_control
 from everstate.views.gaps import Gap, GapEdges, read_edges, read_gaps
 
 MISSING_MAX: Final = 10_000
@@ -44,9 +43,7 @@ class AcceptedGap:
 
 def list_gaps(config: Config, entity: str | None = None, key: str | None = None) -> list[Gap]:
     """Keys with changes that are held because of a missing version; raises Unavailable."""
-    schema = config.views.schema_name
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control = Control(connection, schema)
+    with opened_control(config) as control:
         control.update()
         return read_gaps(control, entity, key)
 
@@ -69,9 +66,8 @@ def accept_gap(
     Raises NoGap, GapTooWide, LogIdentityChanged, TopicResized, and Unavailable: then the call may
     be repeated.
     """
-    schema, dsn, name = config.views.schema_name, config.views_dsn, entity_type.name
-    with views_errors(dsn), connect_views(dsn) as connection:
-        control = Control(connection, schema)
+    name = entity_type.name
+    with opened_control(config) as control:
         control.update()
         found = read_gaps(control, name, key)
         if not found:

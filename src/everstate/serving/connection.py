@@ -13,12 +13,10 @@ from psycopg.types.json import set_json_loads
 from everstate.changes.json_numbers import decode
 from everstate.errors import InvalidQuery, NotFound, NoViews, Unavailable
 from everstate.views.control import ViewStatuses
+from everstate.views.database import READING, connect_views
 from everstate.views.tables import Row
 
 Query = Composed | bytes
-
-_CONNECT_TIMEOUT_S = 10
-_STATEMENT_TIMEOUT_MS = 300_000
 
 
 class ReadConnection:
@@ -82,15 +80,7 @@ class ReadConnection:
 
     def _opened(self) -> psycopg.Cursor[Row]:
         if self._cursor is None:
-            connection = psycopg.connect(
-                self._dsn,
-                autocommit=True,
-                connect_timeout=_CONNECT_TIMEOUT_S,
-                options=(
-                    "-c default_transaction_read_only=on -c timezone=UTC "
-                    f"-c statement_timeout={_STATEMENT_TIMEOUT_MS}"
-                ),
-            )
+            connection = connect_views(self._dsn, options=READING)
             set_json_loads(decode, connection)
             self._cursor = connection.cursor()
         return self._cursor

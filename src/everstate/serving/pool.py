@@ -18,15 +18,10 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from everstate.changes.json_numbers import decode
 from everstate.errors import Unavailable
-from everstate.views.database import CONNECT_S, views_errors
+from everstate.views.database import CONNECT_S, READING, views_errors
 
 CONNECTIONS_MAX: Final = 8
 _WAIT_S: Final = 15.0
-_STATEMENT_TIMEOUT_MS: Final = 300_000
-_OPTIONS: Final = (
-    "-c default_transaction_read_only=on -c timezone=UTC "
-    f"-c statement_timeout={_STATEMENT_TIMEOUT_MS}"
-)
 
 _pools: dict[str, ConnectionPool[psycopg.Connection[Any]]] = {}
 _making = threading.Lock()
@@ -69,10 +64,10 @@ def _pool(dsn: str) -> ConnectionPool[psycopg.Connection[Any]]:
                 kwargs={
                     "autocommit": True,
                     "connect_timeout": CONNECT_S,
-                    "options": _OPTIONS,
+                    "options": READING,
                     "application_name": "everstate reader",
                 },
-                configure=_prepared,
+                configure=lambda made: set_json_loads(decode, made),
                 # A connection that the server closed meanwhile is replaced before it is used.
                 check=ConnectionPool.check_connection,
                 max_idle=60.0,
@@ -81,10 +76,6 @@ def _pool(dsn: str) -> ConnectionPool[psycopg.Connection[Any]]:
                 name="everstate readers",
             )
         return _pools[dsn]
-
-
-def _prepared(connection: psycopg.Connection[Any]) -> None:
-    set_json_loads(decode, connection)
 
 
 atexit.register(close_pools)

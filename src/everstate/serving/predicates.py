@@ -37,50 +37,73 @@ _OPERATORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Predicate:
-    """One condition: ``path`` of the field, operator, and the value in the field's own type."""
+class Condition:
+    """A condition on a field of a state, or on a column of a view, and its value."""
 
-    path: tuple[str, ...]
+    name: str
+    """Of the field or column."""
+    compared: sql.Composable
+    cast: str
+    """The type in which both sides are compared."""
     operator: str
     value: Any
-    kind: pa.DataType
-    """Type of the field."""
 
     def compose(self) -> tuple[sql.Composable, list[Any]]:
-        """SQL over the column `state`, and its parameters."""
-        cast = _cast_of(self.kind)
-        text = sql.SQL("{} {} %s::{}").format(
-            _field(self.path, self.kind),
-            compared(self.operator, self.value),
-            sql.SQL("numeric" if cast in _NUMBERS else cast),
-        )
+        """SQL, and its parameters; a comparison with a value can use an index."""
+        is_plain = self.operator == "=" and self.value is not None
+        operator = sql.SQL("=") if is_plain else _OPERATORS[self.operator]
+        text = sql.SQL("{} {} %s::{}").format(self.compared, operator, sql.SQL(self.cast))
         return text, [self.value]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Order by one field; entities without a value are last."""
+class Term:
+    """A term of a total order: SQL of a value, the type that it is compared as; nulls are last."""
 
-    path: tuple[str, ...]
-    kind: pa.DataType
-    descending: bool
+    text: sql.Composable
+    cast: str
+    is_descending: bool = False
+    is_nullable: bool = True
+    name: str = ""
+    """Of the field of an entity."""
 
-    def compose(self) -> tuple[sql.Composable, list[Any]]:
-        """SQL over the column `state`, and its parameters."""
-        direction = sql.SQL("DESC NULLS LAST" if self.descending else "ASC NULLS LAST")
-        return sql.SQL("{} {}").format(_field(self.path, self.kind), direction), []
+    @property
+    def order(self) -> sql.Composable:
+        """The term in an ORDER BY; an index in the same order can serve it."""
+        if not self.is_nullable:
+            return sql.SQL("{} {}").format(
+                self.text, sql.SQL("DESC" if self.is_descending else "ASC")
+            )
+        way = sql.SQL("DESC NULLS LAST" if self.is_descending else "ASC NULLS LAST")
+        return sql.SQL("{} {}").format(self.text, way)
+
+    def after(self, value: Any) -> tuple[sql.Composable, list[Any]]:
+        """Condition of rows whose value comes after one."""
+        if value is None:
+            return sql.SQL("false"), []
+        way = sql.SQL("<" if self.is_descending else ">")
+        text = sql.SQL("{} {} %s::{}").format(self.text, way, sql.SQL(self.cast))
+        if self.is_nullable:
+            text = sql.SQL("({} OR {} IS NULL)").format(text, self.text)
+        return text, [value]
+
+    def same(self, value: Any) -> tuple[sql.Composable, list[Any]]:
+        """Condition of rows with the same value."""
+        if value is None:
+            return sql.SQL("{} IS NULL").format(self.text), []
+        return sql.SQL("{} = %s::{}").format(self.text, sql.SQL(self.cast)), [value]
 
 
-def _field(path: tuple[str, ...], kind: pa.DataType) -> sql.Composable:
+def _field(name: str, kind: pa.DataType) -> sql.Composable:
     """A field of a state; NULL where its value does not fit.
 
     Numbers have all the digits that were written: a typed column may hold fewer.
     """
-    if _cast_of(kind) not in _NUMBERS:
+    path = name.split(".")
+    if _compared_as(kind) != "numeric":
         return typed_field(path, kind)
     place, text = (
-        sql.SQL("(state {} {})").format(sql.SQL(how), sql.Literal(list(path)))
-        for how in ("#>", "#>>")
+        sql.SQL("(state {} {})").format(sql.SQL(how), sql.Literal(path)) for how in ("#>", "#>>")
     )
     whens = sql.SQL("WHEN jsonb_typeof({0}) = 'number' THEN {1}::numeric").format(place, text)
     if pa.types.is_decimal(kind):
@@ -146,26 +169,19 @@ def exact_value(cast: str, text: str) -> Any:
     return parse_moment(text)
 
 
-def compared(operator: str, value: Any) -> sql.SQL:
-    """SQL of an operator; a comparison with a value can use an index."""
-    if value is not None and operator == "=":
-        return sql.SQL("=")
-    return _OPERATORS[operator]
-
-
-def parse_predicate(text: str, entity_type: EntityType) -> Predicate:
+def parse_predicate(text: str, entity_type: EntityType) -> Condition:
     """Parse a condition; raises InvalidQuery with the unknown field and the nearest known ones."""
     name, operator, written = parse_condition(text)
     kind = _type_of(name, entity_type)
-    value = read_value(text, name, _cast_of(kind), written)
-    return Predicate(tuple(name.split(".")), operator, value, kind)
+    value, cast = read_value(text, name, _cast_of(kind), written), _compared_as(kind)
+    return Condition(name, _field(name, kind), cast, operator, value)
 
 
-def parse_order(text: str, entity_type: EntityType) -> Order:
+def parse_order(text: str, entity_type: EntityType) -> Term:
     """Parse an order: a field, with `-` before it for the largest first."""
     name = text.removeprefix("-")
     kind = _type_of(name, entity_type)
-    return Order(tuple(name.split(".")), kind, text.startswith("-"))
+    return Term(_field(name, kind), _compared_as(kind), text.startswith("-"), name=name)
 
 
 def _type_of(name: str, entity_type: EntityType) -> pa.DataType:
@@ -206,6 +222,12 @@ def _cast_of(kind: pa.DataType) -> str:
     return "text"
 
 
+def _compared_as(kind: pa.DataType) -> str:
+    """The type in SQL as which a field is compared: numbers with all their digits."""
+    cast = _cast_of(kind)
+    return "numeric" if cast == "whole" else cast
+
+
 def _said(kind: pa.DataType) -> str:
     """A type in words for messages."""
     if pa.types.is_struct(kind):
@@ -215,7 +237,6 @@ def _said(kind: pa.DataType) -> str:
     return SAID[_cast_of(kind)]
 
 
-_NUMBERS: Final = frozenset({"whole", "numeric"})
 _NUMBER: Final = "^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
 SAID: Final[Mapping[str, str]] = {
     "whole": "a whole number",

@@ -45,7 +45,7 @@ from everstate.views.tables import Row
 
 if TYPE_CHECKING:
     from everstate.serving.cold import ColdHistory
-    from everstate.serving.predicates import Order, Predicate
+    from everstate.serving.predicates import Condition, Term
 
 _PAGE: Final = 100
 WAIT_S = 10.0
@@ -121,8 +121,8 @@ class Reader(Closing):
         entity: str,
         *,
         at: datetime | None = None,
-        where: Sequence[str | Predicate] = (),
-        order: Sequence[str | Order] = (),
+        where: Sequence[str | Condition] = (),
+        order: Sequence[str | Term] = (),
         after: str | None = None,
         limit: int | None = 100,
         wait_for: str | None = None,
@@ -143,8 +143,8 @@ class Reader(Closing):
             self._needs_history(entity)
         predicates = [parse_predicate(w, kind) if isinstance(w, str) else w for w in where]
         orders = [parse_order(o, kind) if isinstance(o, str) else o for o in order]
-        for path in (*(each.path for each in predicates), *(each.path for each in orders)):
-            self.masks(entity).refuse(path, "a condition on")
+        for name in [*(each.name for each in predicates), *(each.name for each in orders)]:
+            self.masks(entity).refuse(name.split("."), "a condition on")
         self._wait(f"{entity}_{'latest' if at is None else 'history'}", wait_for, wait_s)
         query, parameters = statements.listing(self.schema, entity, at, predicates, orders, after)
         rows = self.connection.rows(query, [*parameters, limit])

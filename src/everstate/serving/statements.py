@@ -12,7 +12,7 @@ from psycopg import sql
 from everstate.errors import InvalidQuery
 
 if TYPE_CHECKING:
-    from everstate.serving.predicates import Order, Predicate
+    from everstate.serving.predicates import Condition, Term
 
 _COLUMNS = sql.SQL(
     "key, version, kind, state, as_of, occurred_at, recorded_at, change_id, provenance, "
@@ -41,13 +41,12 @@ def listing(
     schema: str,
     entity: str,
     at: datetime | None,
-    predicates: Sequence[Predicate],
-    orders: Sequence[Order],
+    predicates: Sequence[Condition],
+    orders: Sequence[Term],
     after: str | None = None,
 ) -> tuple[sql.Composed, list[Any]]:
     """The statement of a list and its parameters, without the last one, the limit."""
     conditions: list[sql.Composable] = [sql.SQL("state IS NOT NULL")]
-    ordering: list[sql.Composable] = []
     parameters: list[Any] = []
     table = _table(schema, entity, "latest" if at is None else "history")
     if at is not None:
@@ -66,10 +65,7 @@ def listing(
         text, values = predicate.compose()
         conditions.append(text)
         parameters += values
-    for order in orders:
-        text, values = order.compose()
-        ordering.append(text)
-        parameters += values
+    ordering = [order.order for order in orders]
     query = sql.SQL("SELECT {} FROM {} AS this WHERE {} ORDER BY {} LIMIT %s").format(
         _COLUMNS,
         table,

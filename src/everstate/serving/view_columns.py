@@ -9,13 +9,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from psycopg import sql
-from psycopg.sql import Composable
 
 from everstate.errors import InvalidQuery, UnknownView
-from everstate.serving.predicates import compared, parse_condition, read_value
+from everstate.serving.predicates import Condition, Term, parse_condition, read_value
 from everstate.serving.waiting import Executes
 from everstate.views.control import ViewVersion
 from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
@@ -65,64 +64,6 @@ class ViewColumn:
         return _CASTS.get(self.type)
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnCondition:
-    """A condition on a column: the value is in the type that the column is compared as."""
-
-    column: ViewColumn
-    operator: str
-    value: Any
-
-    def compose(self) -> tuple[Composable, list[Any]]:
-        """SQL, and its parameters."""
-        cast = self.column.cast or ""
-        if cast == "bigint" and self.value is not None and self.value.bit_length() > _BITS:
-            cast = "numeric"
-        text = sql.SQL("{}::{} {} %s::{}").format(
-            sql.Identifier(self.column.name),
-            sql.SQL(cast),
-            compared(self.operator, self.value),
-            sql.SQL(cast),
-        )
-        return text, [self.value]
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A term of a total order: SQL of a value, the type that it is compared as; nulls are last."""
-
-    text: Composable
-    cast: str
-    is_descending: bool = False
-    is_nullable: bool = True
-
-    @property
-    def order(self) -> Composable:
-        """The term in an ORDER BY; an index in the same order can serve it."""
-        if not self.is_nullable:
-            return sql.SQL("{} {}").format(
-                self.text, sql.SQL("DESC" if self.is_descending else "ASC")
-            )
-        way = sql.SQL("DESC NULLS LAST" if self.is_descending else "ASC NULLS LAST")
-        return sql.SQL("{} {}").format(self.text, way)
-
-    def after(self, value: Any) -> tuple[Composable, list[Any]]:
-        """Condition of rows whose value comes after one."""
-        if value is None:
-            return sql.SQL("false"), []
-        way = sql.SQL("<" if self.is_descending else ">")
-        text = sql.SQL("{} {} %s::{}").format(self.text, way, sql.SQL(self.cast))
-        if self.is_nullable:
-            text = sql.SQL("({} OR {} IS NULL)").format(text, self.text)
-        return text, [value]
-
-    def same(self, value: Any) -> tuple[Composable, list[Any]]:
-        """Condition of rows with the same value."""
-        if value is None:
-            return sql.SQL("{} IS NULL").format(self.text), []
-        return sql.SQL("{} = %s::{}").format(self.text, sql.SQL(self.cast)), [value]
-
-
 def columns_of(connection: Executes, schema: str, view: str | None) -> dict[str, list[ViewColumn]]:
     """Columns that readers see, by view: of one view, or of all. Cost: one statement."""
     found: dict[str, list[ViewColumn]] = {}
@@ -169,12 +110,15 @@ def check_known(project: Project, view: str) -> None:
         raise UnknownView(view, known)
 
 
-def condition(text: str, view: str, columns: Sequence[ViewColumn]) -> ColumnCondition:
+def condition(text: str, view: str, columns: Sequence[ViewColumn]) -> Condition:
     """Parse a condition; raises InvalidQuery with the unknown column and the nearest known ones."""
     name, operator, written = parse_condition(text)
     column, cast = _compared(name, view, columns)
-    read_as = "whole" if cast == "bigint" else cast
-    return ColumnCondition(column, operator, read_value(text, name, read_as, written))
+    value = read_value(text, name, "whole" if cast == "bigint" else cast, written)
+    if cast == "bigint" and value is not None and value.bit_length() > _BITS:
+        cast = "numeric"
+    compared = sql.SQL("{}::{}").format(sql.Identifier(column.name), sql.SQL(cast))
+    return Condition(name, compared, cast, operator, value)
 
 
 def term(column: ViewColumn, *, is_descending: bool = False) -> Term:

@@ -20,12 +20,11 @@ from psycopg.sql import Composable, Composed
 
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound
-from everstate.serving.predicates import exact_value
+from everstate.serving.predicates import Term, exact_value
 from everstate.serving.searching import search_query, searchable
 from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.statements import aware
 from everstate.serving.view_columns import (
-    Term,
     ViewColumn,
     check_known,
     columns_of,

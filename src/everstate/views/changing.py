@@ -16,7 +16,7 @@ from psycopg.errors import DependentObjectsStillExist, LockNotAvailable
 
 from everstate.errors import InvalidQuery, NotFound
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control, ViewVersion
-from everstate.views.stores import view_tables
+from everstate.views.stores import ViewTables
 from everstate.views.tables import latest_of
 from everstate.views.versions import to_come
 
@@ -233,7 +233,7 @@ def drop_unused(control: Control, hours: float) -> list[ViewVersion]:
 
 def forget_view(control: Control, name: str) -> None:
     """Drop the name that readers use and all versions; raises PublishRefused."""
-    view_tables(control).drop_reader(name)
+    ViewTables(control).drop_reader(name)
     control.withdraw(name)
     for row in control.versions(name):
         forget_version(control, name, row.version)
@@ -255,7 +255,7 @@ def forget_version(control: Control, name: str, version: int) -> None:
         control.close_positions(name, version)
         if not control.remove_version(name, version):
             raise Rollback(tried)
-        view_tables(control).drop(name, version)
+        ViewTables(control).drop(name, version)
 
 
 def _rows(control: Control, name: str) -> list[ViewVersion]:

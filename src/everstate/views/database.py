@@ -14,6 +14,8 @@ from everstate.telemetry import without_secret
 
 CONNECT_S: Final = 10
 """Seconds that a server may take to answer, unless the connection string has another value."""
+READING: Final = "-c default_transaction_read_only=on -c statement_timeout=300000 -c TimeZone=UTC"
+"""Options of a connection that only reads."""
 # Connection lost or refused, the server was shut down, or it lacks a resource.
 _AWAY: Final = ("08", "57", "53")
 
@@ -39,32 +41,6 @@ def views_errors(dsn: str) -> Iterator[None]:
         yield
     except psycopg.OperationalError as cause:
         raise unavailable(dsn, cause) from cause
-
-
-class ViewsDatabase:
-    """One connection of a thread to the views' database, opened again after it was lost."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._connection: psycopg.Connection[Any] | None = None
-
-    @contextmanager
-    def connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """The connection; raises Unavailable for an unreachable server, also from inside."""
-        with views_errors(self._dsn):
-            try:
-                if self._connection is None or self._connection.closed:
-                    self._connection = connect_views(self._dsn)
-                yield self._connection
-            except psycopg.OperationalError:
-                self.close()
-                raise
-
-    def close(self) -> None:
-        """Close the connection; the next `connected` opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def unavailable(dsn: str, cause: psycopg.OperationalError) -> Unavailable:

@@ -275,10 +275,6 @@ class Declares(ABC):
     def _later(self, name: str) -> ViewPlan:
         return cast("ViewPlan", _LaterPlan(self, name))
 
-    def views_of(self, entity: str) -> tuple[ViewPlan, ...]:
-        """SQL views kept of one entity type."""
-        return tuple(plan for plan in self.views.values() if plan.entity == entity)
-
     def view_plan(self, name: str) -> ViewPlan:
         """View of that name; raises UnknownView, and InvalidView for one that is refused."""
         if name in self._refused and name not in self._plans:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -50,8 +49,7 @@ _block = msgspec.json.Decoder(_Block).decode
 _state = msgspec.json.Decoder(_State).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Images:
+class Images(NamedTuple):
     """JSON texts of many changes, one array per column; null where the message has none."""
 
     provenance: pa.Array
@@ -61,12 +59,7 @@ class Images:
 
     def take(self, rows: pa.Array) -> Images:
         """The texts of some rows, in their order."""
-        return Images(
-            self.provenance.take(rows),
-            self.transaction.take(rows),
-            self.event.take(rows),
-            self.state.take(rows),
-        )
+        return Images(*(texts.take(rows) for texts in self))
 
 
 def cut(raw_values: Sequence[bytes]) -> Images:

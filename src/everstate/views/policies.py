@@ -12,8 +12,8 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import isfinite
-from typing import Any, Final, TypeGuard
+from math import inf
+from typing import Any, Final
 
 import numpy as np
 import pyarrow.compute as pc
@@ -61,15 +61,10 @@ def throttle(*, per_second: float, **provenance: str | Collection[str]) -> Polic
     throttles of a view have one rate, which their changes share.
     """
     fault = _fault(provenance)
-    if not _is_rate(per_second):
+    is_number = isinstance(per_second, (int, float)) and not isinstance(per_second, bool)
+    if not is_number or not 0 < per_second < inf:
         fault = f"per_second is {per_second!r}, and it must be a number above 0.", None
     return Policy((), fault=fault) if fault else Policy(_matched(provenance), per_second)
-
-
-def _is_rate(given: object) -> TypeGuard[float]:
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        return False
-    return isfinite(given) and given > 0
 
 
 def _fault(provenance: Mapping[str, object]) -> tuple[str, str | None] | None:
@@ -157,7 +152,11 @@ class Rules:
     def from_stored(cls, definition: Mapping[str, Any]) -> Rules:
         """The rules from a view's definition in the registry."""
         trigger = trigger_of(definition["when"]) if "when" in definition else None
-        policies = [_policy_of(each) for each in definition.get("policies", ())]
+        policies = []
+        for stored in definition.get("policies", ()):
+            matches = sorted(stored["matches"].items())
+            matched = tuple((name, tuple(values)) for name, values in matches)
+            policies.append(Policy(matched, stored["per_second"]))
         return cls.of(trigger, policies)
 
     def __bool__(self) -> bool:
@@ -195,11 +194,6 @@ class Rules:
 
 
 NO_RULES: Final = Rules()
-
-
-def _policy_of(stored: Mapping[str, Any]) -> Policy:
-    matched = tuple((name, tuple(values)) for name, values in sorted(stored["matches"].items()))
-    return Policy(matched, stored["per_second"])
 
 
 def taken(table: KeptTable, batch: Batch) -> Batch:

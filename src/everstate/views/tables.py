@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 LATEST_COLUMNS: Final = (
     *("key", "version", "change_id", "kind", "as_of", "occurred_at", "recorded_at"),
@@ -49,87 +49,65 @@ def history_of(entity: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RowTable:
-    """One row per key: ``columns`` of its newest version, if the view's WHERE holds for it."""
+class VersionTable:
+    """What the tables of all versions have."""
 
     view: str
     version: int
     fingerprint: str
+    has_rules: bool = field(default=False, kw_only=True)
+    """Whether planned changes have a column with the treatment by the view's rules."""
+    merge: ClassVar[Merge]
+
+    @property
+    def name(self) -> str:
+        """Name of the table behind the view."""
+        return physical(self.view, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable(VersionTable):
+    """One row per key: ``columns`` of its newest version, if the view's WHERE holds for it."""
+
     columns: tuple[str, ...]
-    merge: Literal["row"] = "row"
     images: tuple[Image, ...] = ("current",)
     lifetime_us: int | None = None
     """Microseconds that a row is kept after its entity's last change; ``None``: for ever."""
-    has_rules: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the table behind the view."""
-        return physical(self.view, self.version)
+    merge: ClassVar[Merge] = "row"
 
 
 @dataclass(frozen=True, slots=True)
-class SumTable:
+class SumTable(VersionTable):
     """Sums per group: ``groups``, a shard per partition, and ``sums`` by their kind."""
 
-    view: str
-    version: int
-    fingerprint: str
     groups: tuple[str, ...]
     sums: tuple[tuple[str, Sum], ...]
-    merge: Literal["sum"] = "sum"
     images: tuple[Image, ...] = ("original", "current")
-    has_rules: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the table behind the view."""
-        return physical(self.view, self.version)
+    merge: ClassVar[Merge] = "sum"
 
 
 @dataclass(frozen=True, slots=True)
-class AppendTable:
+class AppendTable(VersionTable):
     """One row per change for which the view's WHERE holds, with its ``columns``; never updated."""
 
-    view: str
-    version: int
-    fingerprint: str
     columns: tuple[str, ...]
-    merge: Literal["append"] = "append"
-    images: tuple[Image, ...] = ("change",)
-    has_rules: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the table behind the view."""
-        return physical(self.view, self.version)
+    images: ClassVar[tuple[Image, ...]] = ("change",)
+    merge: ClassVar[Merge] = "append"
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryTable:
+class HistoryTable(VersionTable):
     """Every change, appended."""
 
-    view: str
-    version: int
     fingerprint: str = HISTORY_FINGERPRINT
-    merge: Literal["append"] = "append"
-    images: tuple[Image, ...] = ()
-    has_rules: bool = False
-    """Whether planned changes have a column with the treatment by the view's rules."""
-
-    @property
-    def name(self) -> str:
-        """Name of the table behind the view."""
-        return physical(self.view, self.version)
+    images: ClassVar[tuple[Image, ...]] = ()
+    merge: ClassVar[Merge] = "append"
 
 
 @dataclass(frozen=True, slots=True)
-class PythonTable:
+class PythonTable(VersionTable):
     """The rows that a function returns for each key, computed from all changes of the key."""
 
-    view: str
-    version: int
-    fingerprint: str
     function: Callable[[Any], Any] = field(compare=False)
     columns: tuple[Any, ...]
     """The columns of a row, as Arrow fields."""
@@ -139,14 +117,8 @@ class PythonTable:
     """Name under which the history is read, for the changes before a batch."""
     call_s_max: float = 60.0
     """Seconds after which a call of the function with up to 20,000 changes is given up."""
-    merge: Literal["row"] = "row"
-    images: tuple[Image, ...] = ("change",)
-    has_rules: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the table behind the view."""
-        return physical(self.view, self.version)
+    images: ClassVar[tuple[Image, ...]] = ("change",)
+    merge: ClassVar[Merge] = "row"
 
 
 KeptTable: TypeAlias = RowTable | SumTable | AppendTable | HistoryTable | PythonTable

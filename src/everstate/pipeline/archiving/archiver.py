@@ -109,7 +109,7 @@ class Archiver:
         note = last.note
         assert note is not None, "a position comes with its note"
         self._fill_ledger(note.epoch)
-        self._check_identity(note)
+        self._topics.check_identity({self._topic: archived_topic(note, self._generation)})
         position = note.positions[self._generation]
         self._check_begin(position)
         ends = self._ends()
@@ -274,9 +274,6 @@ class Archiver:
 
     def _ends(self) -> dict[int, int]:
         return {p: end for (_, p), end in self._offsets.stable_ends([self._topic]).items()}
-
-    def _check_identity(self, note: CommitNote) -> None:
-        self._topics.check_identity({self._topic: archived_topic(note, self._generation)})
 
     def _check_begin(self, position: dict[int, int]) -> None:
         for (_, partition), begin in self._offsets.beginnings([self._topic]).items():

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from py4j.java_gateway import is_instance_of
-from pyspark import SparkContext
+
+from everstate.pipeline.spark.internals import java
 
 _EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
 _PATTERNS: Final = "org.apache.spark.sql.catalyst.trees.TreePattern"
@@ -86,10 +87,8 @@ def _found(plan: Any, kind: str, pattern: str) -> Iterator[Any]:
     ``pattern`` is the name under which Spark's trees say whether such an expression is in them, so
     that only the parts that have one are walked: each node costs some ten calls into the JVM.
     """
-    context = SparkContext._active_spark_context  # noqa: SLF001 - PySpark cannot be asked
-    assert context is not None, "a plan was analysed"
-    gateway = context._gateway  # noqa: SLF001
-    names = getattr(context._jvm, _PATTERNS)  # noqa: SLF001
+    gateway, packages = java()
+    names = getattr(packages, _PATTERNS)
     patterns = (getattr(names, pattern)(), names.RUNTIME_REPLACEABLE())
     waiting = [plan]
     while waiting:

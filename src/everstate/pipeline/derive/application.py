@@ -22,8 +22,7 @@ from everstate.log.topics import Topics
 from everstate.parts import Journal, PartRun, run_parts, states_folder, waits
 from everstate.pipeline.derive.raw import RawDeriver, slots_needed
 from everstate.pipeline.spark.session import own_spark
-from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import opened_control
 from everstate.views.project import Project
 
 _MADE_S: Final = 1.0
@@ -77,7 +76,6 @@ def _derive(
 
 def _is_made(config: Config, entity: str) -> bool:
     """Whether the core of an entity type has positions."""
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
+    with opened_control(config) as control:
         control.install()
         return bool(control.core_vector(entity))

@@ -30,8 +30,7 @@ from everstate.pipeline.derive.declare import declare_topic, open_topic_version
 from everstate.pipeline.derive.joining import JoinGate, entities_as_of, history_vector
 from everstate.pipeline.derive.reading import AcceptedChange, AcceptedReader, check_source
 from everstate.pipeline.keeping.spans import ArchivedOffsets
-from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
-from everstate.views.database import ViewsDatabase
+from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
 from everstate.views.project import Project
 from everstate.views.tables import Core, RowTable, covers
 
@@ -44,7 +43,7 @@ _RETRY_S: Final = 2.0
 _HOUR_MS: Final = 3_600_000
 
 
-class Deriver:
+class TopicKeeper:
     """Keeps the versions of one derived topic; one process at a time, a second fences the first."""
 
     def __init__(
@@ -54,31 +53,77 @@ class Deriver:
         self.name, self.entity = derivation.name, derivation.entity
         self._declared = derivation
         self._publisher = OncePublisher(config, f"derive-{derivation.name}")
-        self._database = ViewsDatabase(config.views_dsn)
+        self._database = ControlConnection(config)
         self._topics, self._offsets = Topics(config), Offsets(config)
-        self._archived = ArchivedOffsets(config)
         self._source = self._topics.names.changes(self.entity)
+        self._note: DerivedNote | None = None
+        """The progress in the log, as this process wrote or read it last."""
+        self._batch = 0
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._publisher.close()
+        self._database.close()
+        self._offsets.close()
+        self._topics.close()
+
+    def _ensure(self, topic: str, partitions: int) -> None:
+        """Create the topic of a version, if it is not there."""
+        retention_ms = int(self._config.log.changes_retention_hours * _HOUR_MS)
+        size = str(changelog_bytes_max(self._config))
+        settings = {"retention.ms": str(retention_ms), "max.message.bytes": size}
+        self._topics.ensure_raw([topic], partitions=partitions, settings=settings)
+
+    def _mirror(self, control: Control, row: ViewVersion, vector: Mapping[int, int]) -> None:
+        """Copy a version's position from the log to the registry, which is never ahead."""
+        table = RowTable(self.name, row.version, row.fingerprint, ())
+        known = control.vector(self.name, row.version)
+        for partition, offset in vector.items():
+            if known.get(partition, offset) < offset:
+                control.take_view(table, 1, partition, known[partition], offset)
+
+    def _tell_registry(self, control: Control, published: int | None) -> None:
+        """Publish in the registry what is published in the log, as after a kill between the two."""
+        rows = control.versions(self.name)
+        seen = next((row.version for row in rows if row.published), None)
+        if published is not None and published != seen and published in {r.version for r in rows}:
+            self._swap(control, seen, published)
+
+    def _publish(self, records: Sequence[OutRecord], note: DerivedNote) -> None:
+        """Send records and progress in one transaction."""
+        self._publisher.publish(self._batch + 1, records, note.written)
+        self._batch, self._note = self._batch + 1, note
+
+    def _swap(self, control: Control, seen: int | None, version: int) -> None:
+        """Let the registry say that readers continue with a version, as the log does."""
+        with control.connection.transaction():
+            control.swap_published(self.name, seen, version)
+        logger.info("derived topic %s: readers continue with version %d", self.name, version)
+
+
+class Deriver(TopicKeeper):
+    """Keeps the versions of a topic in which each accepted change is exactly once."""
+
+    def __init__(
+        self, config: Config, project: Project, derivation: Derivation, spark: SparkSession
+    ) -> None:
+        super().__init__(config, project, derivation, spark)
+        self._archived = ArchivedOffsets(config)
         self._core = Core(self.entity, self._source)
         self._readers: dict[int, AcceptedReader] = {}
         self._builds: dict[int, TopicBuild] = {}
         self._known: dict[int, Derivation] = {}
         self._gates: dict[int, JoinGate] = {}
         """Of joined streams, by version."""
-        self._note: DerivedNote | None = None
-        self._batch = 0
 
     def close(self) -> None:
-        """Close the connections."""
+        """End reading and building, and close the connections."""
         self._drop()
-        self._publisher.close()
-        self._database.close()
-        self._offsets.close()
-        self._topics.close()
+        super().close()
 
     def prepare(self) -> None:
         """Register the declared topic; the core must have been prepared."""
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             step = declare_topic(self._config, control, self._declared)
         if step.what != "same":
             logger.info("derived topic %s: version %d, %s", self.name, step.version, step.what)
@@ -118,8 +163,7 @@ class Deriver:
                 self._gates[version].look(reader.read, reader.vector)
         records: list[OutRecord] = []
         after = note.copied()
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             rows = {row.version: row for row in control.versions(self.name)}
             self._follow(control, rows, after)
             with control.snapshot():
@@ -141,7 +185,7 @@ class Deriver:
                         control.set_progress(self.name, version, build.progress().note())
             if records or after != note:
                 self._publish(records, after)
-                self._mirror(control, rows, after)
+                self._mirror_all(control, rows, after)
             for version in after.versions.keys() & rows.keys():
                 if rows[version].error is not None and rows[version].status in (LIVE, BUILDING):
                     control.set_error(self.name, version, None)
@@ -159,17 +203,12 @@ class Deriver:
         progress = self._publisher.open()
         self._batch = 0 if progress is None else progress.batch
         note = DerivedNote() if progress is None else DerivedNote.read(progress.note)
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             vectors = list(note.versions.values())
             check_source(control, self._topics, self._offsets, self._declared, vectors)
             rows = {row.version: row for row in control.versions(self.name)}
-            self._mirror(control, rows, note)
-            seen = next((row.version for row in rows.values() if row.published), None)
-            if note.published is not None and note.published in rows and seen != note.published:
-                # Killed between the barrier and the registry: readers follow the barrier.
-                with control.connection.transaction():
-                    control.swap_published(self.name, seen, note.published)
+            self._mirror_all(control, rows, note)
+            self._tell_registry(control, note.published)
         self._note = note
         return note
 
@@ -222,14 +261,7 @@ class Deriver:
         topic = self._topics.names.derived(self.name, row.version)
         # Drops the records of a build that was killed: the build starts again.
         self._topics.delete([topic])
-        self._topics.ensure_raw(
-            [topic],
-            partitions=self._topics.partitions(self._source),
-            settings={
-                "retention.ms": str(int(self._config.log.changes_retention_hours * _HOUR_MS)),
-                "max.message.bytes": str(changelog_bytes_max(self._config)),
-            },
-        )
+        self._ensure(topic, self._topics.partitions(self._source))
         vector = control.vector(self.name, row.version)
         if vector and not any(vector.values()):
             note.versions[row.version] = dict(vector)
@@ -306,21 +338,11 @@ class Deriver:
             records.append(OutRecord(topic, each.key, value, headers, *place))
         return records
 
-    def _publish(self, records: Sequence[OutRecord], note: DerivedNote) -> None:
-        """Records and positions in one transaction."""
-        self._publisher.publish(self._batch + 1, records, note.written)
-        self._batch, self._note = self._batch + 1, note
-
-    def _mirror(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
-        """Copy the topic's positions from the log to the registry, which is never ahead."""
-        for version, vector in note.versions.items():
-            if version not in rows:
-                continue
-            table = RowTable(self.name, version, rows[version].fingerprint, ())
-            known = control.vector(self.name, version)
-            for partition, offset in vector.items():
-                if known.get(partition, offset) < offset:
-                    control.take_view(table, 1, partition, known[partition], offset)
+    def _mirror_all(
+        self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote
+    ) -> None:
+        for version in note.versions.keys() & rows.keys():
+            self._mirror(control, rows[version], note.versions[version])
 
     def _switch(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
         """Publish a built version when it is at the position of the published one."""
@@ -338,9 +360,7 @@ class Deriver:
             after.published = version
             # Both versions are at one position now, where the previous version ends.
             self._publish(self._barriers(seen, version), after)
-            with control.connection.transaction():
-                control.swap_published(self.name, seen, version)
-            logger.info("derived topic %s: readers continue with version %d", self.name, version)
+            self._swap(control, seen, version)
             return
 
     def _barriers(self, seen: int | None, version: int) -> list[OutRecord]:
@@ -356,8 +376,7 @@ class Deriver:
     def _store_error(self, error: str) -> None:
         """Store in the registry why the topic is behind; `views list` shows it."""
         try:
-            with self._database.connected() as connection:
-                control = Control(connection, self._config.views.schema_name)
+            with self._database.connected() as control:
                 for row in control.versions(self.name):
                     if row.status in (LIVE, BUILDING):
                         control.set_error(self.name, row.version, error)

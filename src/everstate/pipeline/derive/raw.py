@@ -19,29 +19,25 @@ from pyspark.sql.streaming.query import StreamingQuery
 from everstate.changes.derived import Derivation, derivation_of
 from everstate.config import Config
 from everstate.errors import InvalidConfig, PipelineError
-from everstate.log.client import changelog_bytes_max, spark_options, spark_sink_options
+from everstate.log.client import spark_options, spark_sink_options
 from everstate.log.derived import Barrier, DerivedNote, barriers
-from everstate.log.positions import Offsets
-from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
-from everstate.log.topics import Topics
 from everstate.parts import works
 from everstate.pipeline.derive.declare import declare_topic
+from everstate.pipeline.derive.deriver import TopicKeeper
 from everstate.pipeline.derive.expressions import raw_records
 from everstate.pipeline.derive.reading import check_source
 from everstate.pipeline.spark.session import spark_errors
 from everstate.private import private_folder
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
-from everstate.views.database import ViewsDatabase
 from everstate.views.project import Project
-from everstate.views.tables import RowTable, covers
+from everstate.views.tables import covers
 
 logger = logging.getLogger(__name__)
 
 _TRIGGER: Final = "30 seconds"
 """Batch length: a restarted query repeats at most this; its position is updated as often."""
 _POLL_S: Final = 1.0
-_HOUR_MS: Final = 3_600_000
 
 
 def slots_needed(partitions: Mapping[str, int]) -> int:
@@ -60,50 +56,35 @@ def check_slots(spark: SparkSession, partitions: Mapping[str, int]) -> None:
         )
 
 
-class RawDeriver:
+class RawDeriver(TopicKeeper):
     """Runs the queries of one raw derived topic: one for each version that is kept."""
 
     def __init__(
         self, config: Config, project: Project, derivation: Derivation, spark: SparkSession
     ) -> None:
-        self._config, self._project, self._spark = config, project, spark
-        self.name, self.entity = derivation.name, derivation.entity
-        self._declared = derivation
-        self._database = ViewsDatabase(config.views_dsn)
-        self._topics, self._offsets = Topics(config), Offsets(config)
-        self._publisher = OncePublisher(config, f"derive-{self.name}")
-        self._source = self._topics.names.changes(self.entity)
+        super().__init__(config, project, derivation, spark)
         self._queries: dict[int, StreamingQuery] = {}
-        self._note = DerivedNote()
-        self._batch = 0
 
     def close(self) -> None:
         """Stop the queries and close the connections."""
         for query in self._queries.values():
             query.stop()
         self._queries = {}
-        self._publisher.close()
-        self._database.close()
-        self._offsets.close()
-        self._topics.close()
+        super().close()
 
     def prepare(self) -> None:
         """Register the declared topic; the core must have been prepared."""
         progress = self._publisher.open()
         if progress is not None:
             self._batch, self._note = progress.batch, DerivedNote.read(progress.note)
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
-            self._tell_registry(control)
+        with self._database.connected() as control:
+            self._tell_registry(control, self._published)
             declare_topic(self._config, control, self._declared)
 
-    def _tell_registry(self, control: Control) -> None:
-        """Publish in the registry what is published in the log, as after a kill between the two."""
-        published, rows = self._note.published, control.versions(self.name)
-        seen = next((row.version for row in rows if row.published), None)
-        if published is not None and published != seen and published in {r.version for r in rows}:
-            with control.connection.transaction():
-                control.swap_published(self.name, seen, published)
+    @property
+    def _published(self) -> int | None:
+        """The version that the log says readers read."""
+        return None if self._note is None else self._note.published
 
     def run(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set; raises PipelineError when a query ends."""
@@ -114,8 +95,7 @@ class RawDeriver:
 
     def step(self) -> None:
         """Start wanted queries that do not run, stop others, and store each query's position."""
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             rows = {row.version: row for row in control.versions(self.name)}
             wanted = {v for v, row in rows.items() if row.status in (LIVE, BUILDING)}
             for version in set(self._queries) - wanted:
@@ -134,14 +114,7 @@ class RawDeriver:
         topic = self._topics.names.derived(self.name, row.version)
         partitions = self._topics.partitions(self._source)
         check_slots(self._spark, {topic: partitions})
-        self._topics.ensure_raw(
-            [topic],
-            partitions=partitions,
-            settings={
-                "retention.ms": str(int(self._config.log.changes_retention_hours * _HOUR_MS)),
-                "max.message.bytes": str(changelog_bytes_max(self._config)),
-            },
-        )
+        self._ensure(topic, partitions)
         folder = private_folder(self._config.project.data_dir / "derive")
         return start_query(
             self._spark,
@@ -161,12 +134,7 @@ class RawDeriver:
             reason = str(query.exception() or "it ended").splitlines()[0]
             control.set_error(row.name, row.version, reason)
             raise PipelineError(f"raw topic {self.name}: {reason}")
-        vector = read_offsets(query, self._source)
-        table = RowTable(self.name, row.version, row.fingerprint, ())
-        known = control.vector(self.name, row.version)
-        for partition, offset in vector.items():
-            if known.get(partition, offset) < offset:
-                control.take_view(table, 1, partition, known[partition], offset)
+        self._mirror(control, row, read_offsets(query, self._source))
         if row.error is not None:
             control.set_error(row.name, row.version, None)
 
@@ -175,18 +143,14 @@ class RawDeriver:
         for version, row in rows.items():
             if row.status != BUILDING:
                 continue
-            seen = self._note.published
+            seen = self._published
             before = {} if seen is None else control.vector(self.name, seen)
             mine = control.vector(self.name, version)
             if seen == version or (seen is not None and not covers(mine, before)):
                 continue
-            after = DerivedNote(published=version)
             ending = [] if seen is None else self._barriers(seen, version, before)
-            self._publisher.publish(self._batch + 1, ending, after.written)
-            self._batch, self._note = self._batch + 1, after
-            with control.connection.transaction():
-                control.swap_published(self.name, seen, version)
-            logger.info("raw topic %s: readers continue with version %d", self.name, version)
+            self._publish(ending, DerivedNote(published=version))
+            self._swap(control, seen, version)
             return
 
     def _barriers(self, seen: int, version: int, known: Mapping[int, int]) -> list[OutRecord]:

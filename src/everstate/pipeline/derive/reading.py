@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
+import numpy as np
 
 from everstate.changes.derived import Derivation, Message, read_message
 from everstate.errors import ViewFailed
@@ -16,7 +17,7 @@ from everstate.log.record import Record
 from everstate.log.topics import Topics
 from everstate.views.control import Control
 from everstate.views.tables import Core
-from everstate.views.trailing import Exceptions
+from everstate.views.trailing import Exceptions, is_accepted
 
 READ_MAX: Final = 10_000
 """Most records that are read ahead of the published ones."""
@@ -113,11 +114,13 @@ class AcceptedReader:
             while waiting and waiting[0].offset < span.end:
                 records.append(waiting.popleft())
             exceptions = control.exceptions(core, partition, span.start, span.end)
-            changes = [
-                _change(core, record.partition, record.offset, record.timestamp_ms, record)
-                for record in records
-                if _is_accepted(exceptions, record.offset)
-            ]
+            offsets = np.array([record.offset for record in records], np.int64)
+            changes = []
+            for place in np.flatnonzero(is_accepted(offsets, span, exceptions)):
+                one = records[place]
+                message = _message(core, one.offset, one.value or b"")
+                at = (partition, one.offset, one.timestamp_ms)
+                changes.append(AcceptedChange(*at, one.key, message))
             if exceptions.released:
                 released = control.released_changes(core, partition, span.start, span.end)
                 for offset, key, value in released:
@@ -148,22 +151,6 @@ def check_source(
     ends = {partition: end for (_, partition), end in offsets.stable_ends([source]).items()}
     for vector in read:
         check_ends(f"derived topic {derivation.name}", source, vector, ends)
-
-
-def _is_accepted(exceptions: Exceptions, offset: int) -> bool:
-    if offset in exceptions.released:
-        return True
-    excluded = offset in exceptions.dead or offset in exceptions.held
-    return not excluded and not any(
-        first <= offset <= last for first, last in exceptions.duplicates
-    )
-
-
-def _change(
-    core: Core, partition: int, offset: int, timestamp_ms: int | None, record: Record
-) -> AcceptedChange:
-    message = _message(core, offset, record.value or b"")
-    return AcceptedChange(partition, offset, timestamp_ms, record.key, message)
 
 
 def _message(core: Core, offset: int, value: bytes) -> Message:

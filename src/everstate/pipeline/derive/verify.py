@@ -43,8 +43,7 @@ from everstate.pipeline.reports import DIFFERENCES_MAX, RowDifference, ViewRepor
 from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import read_ranges
-from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import opened_control
 from everstate.views.project import Project
 
 _QUIET_S: Final = 30.0
@@ -69,8 +68,7 @@ def verify_topic(
     began = time.monotonic()
     name, entity = derivation.name, derivation.entity
     version, position, spans = _stand(config, name)
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
+    with opened_control(config) as control:
         row = next((row for row in control.versions(name) if row.version == version), None)
         if row is None or derivation.is_raw:
             raise NotFound(

@@ -33,12 +33,11 @@ from everstate.pipeline.spark.functions import ship_functions
 from everstate.pipeline.spark.progress import Progress, watched
 from everstate.pipeline.spark.session import spark_errors
 from everstate.views.changing import drop_unused, forget_view
-from everstate.views.control import BUILDING, Control, ViewVersion
-from everstate.views.database import ViewsDatabase
+from everstate.views.control import BUILDING, Control, ControlConnection, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
-from everstate.views.stores import close_store, load_task, view_tables
+from everstate.views.stores import LoadTask, ViewTables, close_store
 from everstate.views.tables import Merge
 from everstate.views.versions import inputs_of
 
@@ -76,7 +75,7 @@ class Builder:
         self._archived = ArchivedOffsets(config)
         ship_functions(project)
         self._retries = Retries()
-        self._database = ViewsDatabase(config.views_dsn)
+        self._database = ControlConnection(config)
         self._cleaned_at = 0.0
 
     def close(self) -> None:
@@ -106,8 +105,7 @@ class Builder:
         For a version that cannot be built the reason is stored, and the build is retried with
         growing pauses.
         """
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             self._drop_old(control)
             for row in control.versions():
                 waits_for_it = row.status == BUILDING and row.built is None and not row.inputs
@@ -152,7 +150,7 @@ class Builder:
         begun = time.monotonic()
         entity_type = self._project.entities[row.entity]
         plan = plan_of(row, self._project.entities, self._project.views)
-        tables = view_tables(control)
+        tables = ViewTables(control)
         types = column_types(self._spark, entity_type, plan)
         with ExitStack() as until_loaded:
             with control.connection.transaction():
@@ -221,7 +219,7 @@ class Builder:
         config, entity_type = self._config, self._project.entities[row.entity]
         positions = {(1, partition): offset for partition, offset in vector.items()}
         table = plan.table(row.version)
-        task = load_task(config.views_dsn, config.views.schema_name, table, attempt)
+        task = LoadTask(config.views_dsn, config.views.schema_name, table, attempt)
         with (
             spark_errors(f"building {row.name}"),
             closing(_StoredProgress(config, row, attempt)) as progress,
@@ -270,14 +268,13 @@ class _StoredProgress:
     """Stores the progress of a build in the registry, from a thread of its own."""
 
     def __init__(self, config: Config, row: ViewVersion, attempt: UUID) -> None:
-        self._database = ViewsDatabase(config.views_dsn)
-        self._schema, self._row, self._attempt = config.views.schema_name, row, attempt
+        self._database = ControlConnection(config)
+        self._row, self._attempt = row, attempt
 
     def __call__(self, seen: Progress) -> None:
         """Store it; raises BuildGivenUp when this attempt to build is not the current one."""
         name, version = self._row.name, self._row.version
-        with self._database.connected() as connection:
-            control = Control(connection, self._schema)
+        with self._database.connected() as control:
             if not control.is_attempt(name, version, self._attempt):
                 raise BuildGivenUp(name, version)
             control.set_progress(name, version, seen.note())

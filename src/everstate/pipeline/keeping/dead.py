@@ -14,8 +14,7 @@ from everstate.log.publisher import OncePublisher
 from everstate.log.record import Header, OutRecord
 from everstate.log.topics import TopicNames
 from everstate.parts import waits, works
-from everstate.views.control import Control, DeadChange
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import Control, DeadChange, opened_control
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class DeadLetterSender:
     """
 
     def __init__(self, config: Config) -> None:
-        self._config, self._schema = config, config.views.schema_name
+        self._config = config
         self._names = TopicNames(config.log.prefix)
         self._consumer = Consumer(config, client_id="everstate-dead-letters")
         self._publisher: OncePublisher | None = None
@@ -72,9 +71,7 @@ class DeadLetterSender:
         and the log, so that after a kill the progress in the log shows whether the batch was
         published. Raises Unavailable, Fenced.
         """
-        dsn = self._config.views_dsn
-        with views_errors(dsn), connect_views(dsn) as connection:
-            control = Control(connection, self._schema)
+        with opened_control(self._config) as control:
             if not self._is_installed:
                 # In a new project this may run before the keeper, which also creates the tables.
                 control.install()

@@ -20,11 +20,11 @@ from everstate.views.kinds import LatestPlan
 from everstate.views.models import note_model
 from everstate.views.project import Project
 from everstate.views.stores import (
+    ViewTables,
     install_core,
     is_of_a_view,
     point_core,
     reason_of,
-    view_tables,
 )
 from everstate.views.tables import latest_of
 from everstate.views.versions import (
@@ -142,7 +142,7 @@ def _refusal(control: Control, name: str, point: Callable[[], object]) -> str | 
     except PublishRefused as refused:
         return refused.message
     except psycopg.errors.LockNotAvailable:
-        readers = view_tables(control).holders(name)
+        readers = ViewTables(control).holders(name)
         return f"{readers[0] if readers else 'a reader'} holds a lock on it"
     except psycopg.Error as error:
         if not is_of_a_view(error):
@@ -188,7 +188,7 @@ def _take(
 
     With ``beginning`` a new view needs no build: it rides with the core from the start.
     """
-    tables, plan = view_tables(control), step.declared
+    tables, plan = ViewTables(control), step.declared
     for version in step.superseded:
         give_up(control, step.name, version)
     if plan is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import inf, isfinite
@@ -37,7 +37,6 @@ from everstate.log.topics import TopicIdentity, Topics, check_same_topic
 from everstate.parts import Part, note
 from everstate.pipeline.keeping.batches import CAREFUL, BatchSizes
 from everstate.pipeline.keeping.changes import ChangesReader
-from everstate.pipeline.keeping.culprits import culprits
 from everstate.pipeline.keeping.declare import LATER, declare, retire_left, show_core
 from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptView, KeptViews
 from everstate.pipeline.keeping.metrics import ViewReports, report_misfits, report_step
@@ -49,8 +48,7 @@ from everstate.pipeline.retries import Retries
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
 from everstate.retrying import may_pass, until_stopped
-from everstate.views.control import LIVE, Control
-from everstate.views.database import ViewsDatabase
+from everstate.views.control import LIVE, Control, ControlConnection
 from everstate.views.models import check_models, model_changes
 from everstate.views.project import Project
 from everstate.views.stores import close_store, is_of_a_view, reason_of
@@ -96,12 +94,6 @@ class _Unit:
     def cut(self, spans: Mapping[int, Range]) -> _Unit:
         """The same unit, with only these ranges."""
         return replace(self, sources=self.sources.cut(spans))
-
-    def without(self, failing: Collection[KeptView]) -> _Unit:
-        """The same unit, where some views do not ride."""
-        riders = tuple(view for view in self.riders if view not in failing)
-        core = replace(self.core, riders=tuple(view.table for view in riders))
-        return replace(self, riders=riders, core=core)
 
     @property
     def offsets(self) -> int:
@@ -152,7 +144,7 @@ class Keeper:
         self._careful_jobs: dict[str, int] = {}
         """Entity type → number of next jobs that judge record by record."""
         self._sizes = BatchSizes(config.pipeline.batch_changes_max)
-        self._database = ViewsDatabase(config.views_dsn)
+        self._database = ControlConnection(config)
         self._trimmed_at = 0.0
         self._unshown: set[str] = set()
         """Entity types whose columns for readers are to be replaced; a reader may be in the way."""
@@ -174,8 +166,7 @@ class Keeper:
         none is left. Raises InvalidModelChange, LogIdentityChanged, TopicResized, Unavailable.
         """
         self._topics.ensure(self._project.entities)
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             control.install()
             check_models(model_changes(control, self._project))
             later, failed = None, dict[str, Exception]()
@@ -275,7 +266,12 @@ class Keeper:
         if not units:
             return None
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-        done = self._keep_together(units)
+        try:
+            done = self._run(units)
+        except SparkLost:
+            raise
+        except PipelineError:
+            done = sum(map(self._keep_alone, units), start=_Done())
         outcomes = done.outcomes
         seconds = time.monotonic() - begun
         report_step(outcomes, seconds)
@@ -288,57 +284,19 @@ class Keeper:
             seconds=seconds,
         )
 
-    def _keep_together(self, units: Sequence[_Unit]) -> _Done:
-        """Judge all entity types' ranges in one job."""
-        try:
-            return self._run(units)
-        except SparkLost:
-            raise
-        except PipelineError:
-            return sum(map(self._keep_alone, units), start=_Done())
-
     def _keep_alone(self, unit: _Unit) -> _Done:
-        """Judge one entity type's ranges, without the views that end the job; else its core waits.
+        """Judge one entity type's ranges in a job of their own; its core waits if that fails.
 
         An error of a view's SQL ends no job. Others, such as too little memory, do.
         """
         try:
-            try:
-                return self._run([unit])
-            except SparkLost:
-                raise
-            except PipelineError:
-                riders = [view for view in unit.riders if view.table.images]
-                failing = culprits(riders, lambda some: self._ends(unit, some))
-                if not failing:
-                    raise
-            done = self._run([unit.without([view for view, _ in failing])])
+            return self._run([unit])
         except SparkLost:
             raise
         except PipelineError as error:
             self._sizes.failed(unit.core.entity)
             self._stop(unit.core.view, str(error))
             return _Done()
-        # Only now: a view with an error that stands where its core stands has caught up.
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
-            for view, reason in failing:
-                self._retries.failed(view.table.name, _RIDER_RETRY_S)
-                _lags(control, view.row.name, view.row.version, reason)
-        return done
-
-    def _ends(self, unit: _Unit, riders: Sequence[KeptView]) -> str | None:
-        """Why these views end a job that only computes them; ``None``: they do not."""
-        parsed = self._reader.parsed(unit.core.entity, unit.sources, judged=False)
-        views = [(view.plan, view.table) for view in riders]
-        try:
-            with spark_errors(f"the views of {unit.core.entity}"):
-                planned(parsed, views, caught=True).write.format("noop").mode("append").save()
-        except SparkLost:
-            raise
-        except PipelineError as error:
-            return str(error)
-        return None
 
     def _run(self, units: Sequence[_Unit]) -> _Done:
         """Apply the plain ranges of the units in one job, and judge the others in a second one.
@@ -377,8 +335,7 @@ class Keeper:
     def _units(self, entities: frozenset[str]) -> list[_Unit]:
         """The units of some entity types, from the stored positions and the log's stable ends."""
         ends = self._offsets.stable_ends(list(map(self._topics.names.changes, self._identities)))
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             kept = self._kept.read(control)
             self._trim(control, kept)
             self._show_cores(control)
@@ -418,7 +375,8 @@ class Keeper:
             view
             for view in views.views
             if view.plan.rides
-            and any(_may_ride(view, p, span.start) for p, span in spans.items())
+            # Without a view that lags, Spark would compile another plan, and all would wait.
+            and (_lagging(view) or any(_may_ride(view, p, r.start) for p, r in spans.items()))
             and self._retries.is_due(view.table.name)
         )
         sources = self._reader.sources(views.entity, topic, spans)
@@ -437,8 +395,7 @@ class Keeper:
     def _settled(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> _Done:
         """Advance partitions without records, and store which core or rider is behind, and why."""
         answered = {(o["entity"], o["partition"]) for o in outcomes}
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             for unit in units:
                 entity = unit.core.entity
                 silent = {
@@ -480,14 +437,14 @@ class Keeper:
         pause = self._retries.failed(view, pauses_s)
         again = f"waits and is retried in {pause:.0f} s" if isfinite(pause) else "stopped"
         logger.error("%s %s: %s", view, again, reason)
-        with self._database.connected() as connection:
-            Control(connection, self._config.views.schema_name).set_error(view, 1, reason)
+        with self._database.connected() as control:
+            control.set_error(view, 1, reason)
 
     def _go_on(self, view: str, how: str) -> None:
         """Clear the error of a core that waited and moves again, or has no record to judge."""
         logger.info("%s %s", view, how)
-        with self._database.connected() as connection:
-            Control(connection, self._config.views.schema_name).set_error(view, 1, None)
+        with self._database.connected() as control:
+            control.set_error(view, 1, None)
 
     def _show_cores(self, control: Control) -> None:
         """Let readers see `latest` in the columns of the models; again later where they wait."""
@@ -526,9 +483,13 @@ def _may_ride(view: KeptView, partition: int, start: int) -> bool:
     job would leave it behind again, for as long as one job follows the other.
     """
     position = view.vector.get(partition)
-    if position is None or (view.row.status == LIVE and view.row.error is not None):
+    if position is None or _lagging(view):
         return position == start
     return 0 <= start - position <= MEETING_CHANGES
+
+
+def _lagging(view: KeptView) -> bool:
+    return view.row.status == LIVE and view.row.error is not None
 
 
 def _lags(control: Control, view: str, version: int, reason: str) -> None:

@@ -135,20 +135,16 @@ class KeptViews:
         """A kept version, the reason why this app cannot keep it, or ``None``: it is not kept."""
         if row.name == latest_of(row.entity) or row.status not in (LIVE, BUILDING) or not vector:
             return None
-        if row.is_topic:
-            return None
-        if row.status == BUILDING and row.built is None:
+        if row.is_topic or (row.status == BUILDING and row.built is None):
             return None
         place = (row.name, row.version, row.fingerprint)
         if place not in self._compiled:
-            self._compiled[place] = self._compile(row)
+            try:
+                found: ViewPlan | str = plan_of(row, self._project.entities, self._project.views)
+            except InvalidView as cause:
+                found = f"the entity's model does not fit its definition any more: {cause.message}"
+            self._compiled[place] = found
         plan = self._compiled[place]
         if isinstance(plan, str):
             return plan
         return KeptView(row, plan.ruled_table(row.version), plan, vector)
-
-    def _compile(self, row: ViewVersion) -> ViewPlan | str:
-        try:
-            return plan_of(row, self._project.entities, self._project.views)
-        except InvalidView as cause:
-            return f"the entity's model does not fit its definition any more: {cause.message}"

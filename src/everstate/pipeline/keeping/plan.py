@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType
 
@@ -18,6 +16,7 @@ from everstate.changes import EntityType
 from everstate.errors import InvalidView, PipelineError, SparkLost, Unavailable
 from everstate.pipeline.batch.rules import treatment
 from everstate.pipeline.batch.sameness import changing, rounding
+from everstate.pipeline.spark.internals import analysed, or_null
 from everstate.pipeline.spark.parse import parsed_schema
 from everstate.pipeline.spark.session import spark_errors
 from everstate.views.kinds import ViewPlan
@@ -72,22 +71,13 @@ def _selection(views: tuple[PlannedView, ...], _application: str, caught: bool) 
             mine.append(worth.alias(planned_column(table, image)))
         if table.has_rules:
             mine.append(treatment(plan).alias(rule_column(table)))
-        columns += [_packed(mine).alias(packed_column(table))] if caught and mine else mine
+        if caught and mine:
+            # What two columns have in common Spark computes once, before both, where nothing
+            # catches its error; but not what lies in a branch that may not be taken.
+            branch = F.when(F.col("offset") >= 0, F.struct(*mine))
+            mine = [or_null(branch).alias(packed_column(table))]
+        columns += mine
     return columns
-
-
-def _packed(together: Sequence[Column]) -> Column:
-    """A struct of columns; null where Spark cannot compute one of them."""
-    context = SparkContext._active_spark_context  # noqa: SLF001 - SQL cannot say it
-    assert context is not None
-    assert context._jvm is not None  # noqa: SLF001
-    sql = context._jvm.org.apache.spark.sql  # noqa: SLF001
-    columns = sql.classic.ExpressionUtils
-    # What two columns have in common Spark computes once, before both, where nothing catches its
-    # error; but not what lies in a branch that may not be taken.
-    branch = F.when(F.col("offset") >= 0, F.struct(*together))
-    tried = sql.catalyst.expressions.TryEval(columns.expression(branch._jc))  # noqa: SLF001
-    return ClassicColumn(columns.column(tried))
 
 
 def column_types(
@@ -109,8 +99,8 @@ def column_types(
             if isinstance(worth.schema["row"].dataType, ArrayType):
                 worth = worth.select(F.explode("row").alias("row"))
             made = worth.select("row.*")
-            analysed = made._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark cannot be asked
-            reason, rounded = changing(analysed), rounding(analysed)
+            plan_of_rows = analysed(made)
+            reason, rounded = changing(plan_of_rows), rounding(plan_of_rows)
             types = {f.name: to_arrow_type(f.dataType, timezone="UTC") for f in made.schema}
     except (SparkLost, Unavailable):
         raise

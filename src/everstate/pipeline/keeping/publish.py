@@ -14,7 +14,7 @@ from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.plan import plan_of
 from everstate.views.publishing import InTheWay, stands_with_core
-from everstate.views.stores import view_tables
+from everstate.views.stores import ViewTables
 from everstate.views.tables import latest_of
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class ViewPublisher:
     """Publishes through the connection of a `Control`, in autocommit mode."""
 
     def __init__(self, control: Control) -> None:
-        self._control, self._tables = control, view_tables(control)
+        self._control, self._tables = control, ViewTables(control)
 
     def vectors(self, row: ViewVersion) -> tuple[dict[int, int], dict[int, int]]:
         """Positions of the core and of a version, read in one statement.

@@ -17,8 +17,7 @@ import psycopg
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidView
 from everstate.parts import waits, works
-from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
-from everstate.views.database import ViewsDatabase
+from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
@@ -38,7 +37,7 @@ class Refresher:
 
     def __init__(self, config: Config, project: Project) -> None:
         self._config, self._project = config, project
-        self._database = ViewsDatabase(config.views_dsn)
+        self._database = ControlConnection(config)
         self._rest_due = 0.0
 
     def close(self) -> None:
@@ -64,8 +63,7 @@ class Refresher:
 
         For a view that cannot be refreshed the error is stored, and its positions do not move.
         """
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             rows = control.versions()
             joins = [row for row in rows if row.inputs]
             mine = [row for row in joins if row.status in (LIVE, BUILDING)]

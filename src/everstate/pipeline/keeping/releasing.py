@@ -24,8 +24,7 @@ from everstate.errors import EverstateError
 from everstate.parts import waits, works
 from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews
 from everstate.pipeline.retries import Retries
-from everstate.views.control import Control
-from everstate.views.database import ViewsDatabase
+from everstate.views.control import Control, ControlConnection
 from everstate.views.project import Project
 from everstate.views.stores import (
     PART_CHANGES,
@@ -52,7 +51,7 @@ class Releaser:
     def __init__(self, config: Config, project: Project) -> None:
         self._config = config
         self._kept = KeptViews(config, project)
-        self._database = ViewsDatabase(config.views_dsn)
+        self._database = ControlConnection(config)
         self._retries = Retries()
         self._allowed: dict[str, tuple[float, float]] = {}
         """How many changes each view may apply now, less than 0 after a part; and its rate."""
@@ -94,8 +93,7 @@ class Releaser:
         passed = now - self._at if seconds is None else seconds
         self._at = now
         self._pass(passed)
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             counts = control.deferred_counts()
             if not counts:
                 self._taken_at.clear()

@@ -42,6 +42,7 @@ OUTCOME_DDL: Final = (
     "entity string, partition int, applied long, duplicate long, held long, dead long, "
     "failures string, failure string, moved boolean, unjudged boolean, bytes long"
 )
+UNCOMPUTED: Final = "its SQL cannot be computed for this change"
 UNJUDGED: Final = "unjudged"
 """Reason of a record that :func:`~everstate.pipeline.spark.parse.parse` has not checked by its
 rules."""
@@ -122,7 +123,9 @@ class ApplyTask:
     def _apply(self, partition: int, changes: pa.Table) -> Applied | None:
         store, span = view_store(self.dsn, self.schema_name), self.spans[partition]
         if self.view is not None:
-            meets = partition in self.meets
+            columns = dict(zip(changes.column_names, changes.columns, strict=True))
+            _unpack(self.view, columns)
+            changes, meets = pa.table(columns), partition in self.meets
             return trail_range(store, self.core, self.view, partition, span, changes, meets=meets)
         core, changes, failures = without_failed(self.core, changes)
         apply = apply_range if self.judged else apply_plain
@@ -133,23 +136,34 @@ class ApplyTask:
 def without_failed(core: Core, changes: pa.Table) -> tuple[Core, pa.Table, list[Failure]]:
     """The columns of the riders, unpacked; a rider whose SQL failed on a change does not ride.
 
-    ``changes`` were planned with ``caught``. A failure names the first change on which the SQL
-    fails. Cost: some array operations for each rider.
+    ``changes`` were planned with ``caught``. Cost: some array operations for each rider.
     """
     columns = dict(zip(changes.column_names, changes.columns, strict=True))
     riders, failures = [], []
     for rider in core.riders:
-        names = planned_columns(rider)
-        packed = columns.pop(packed_column(rider)) if names else None
-        if packed is not None and packed.null_count:
-            row = pc.index(packed.is_null(), True).as_py()
-            change = {name: changes[name][row].as_py() for name in ("offset", "key")}
-            cause = ViewFailed(rider.view, "its SQL cannot be computed for this change", **change)
+        try:
+            _unpack(rider, columns)
+        except ViewFailed as cause:
             failures.append(Failure(rider.view, rider.version, str(cause)))
-            continue
-        riders.append(rider)
-        columns |= {name: pc.struct_field(packed, [place]) for place, name in enumerate(names)}
+        else:
+            riders.append(rider)
     return replace(core, riders=tuple(riders)), pa.table(columns), failures
+
+
+def _unpack(view: KeptTable, columns: dict[str, pa.ChunkedArray]) -> None:
+    """Put a view's columns in the place of its packed one.
+
+    Raises ViewFailed, with the first change on which the view's SQL fails.
+    """
+    names = planned_columns(view)
+    if not names:
+        return
+    packed = columns.pop(packed_column(view))
+    if packed.null_count:
+        row = pc.index(packed.is_null(), True).as_py()
+        change = {name: columns[name][row].as_py() for name in ("offset", "key")}
+        raise ViewFailed(view.view, UNCOMPUTED, **change)
+    columns |= {name: pc.struct_field(packed, [place]) for place, name in enumerate(names)}
 
 
 @cache

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ from everstate.pipeline.keeping.kept import (
 )
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.publish import ViewPublisher, composed_waiting
-from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
+from everstate.pipeline.keeping.task import OUTCOME_DDL, UNCOMPUTED, ApplyTask
 from everstate.pipeline.keeping.turns import Turns
 from everstate.pipeline.retries import Retries
 from everstate.pipeline.spark.functions import leaving_a_slot, ship_functions
@@ -46,13 +46,12 @@ from everstate.pipeline.spark.progress import progress
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
 from everstate.retrying import may_pass, until_stopped
-from everstate.views.control import BUILDING, Control, ViewVersion
-from everstate.views.database import ViewsDatabase
+from everstate.views.control import BUILDING, Control, ControlConnection, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.project import Project
 from everstate.views.publishing import InTheWay, publish
 from everstate.views.stores import close_store, is_of_a_view, reason_of
-from everstate.views.tables import Core, PythonTable
+from everstate.views.tables import PythonTable
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ class Trailer:
         self._reader = ChangesReader(spark, config, project, self._offsets)
         self._kept, self._entities = KeptViews(config, project), project.entities
         self._retries = Retries()
-        self._database = ViewsDatabase(config.views_dsn)
+        self._database = ControlConnection(config)
         self._begun: dict[str, tuple[float, int]] = {}
         """When a view began to catch up, and the sum of its offsets at that time."""
         self._stalled = StalledVersions()
@@ -128,8 +127,7 @@ class Trailer:
         keeps its position, its error is stored, and it is retried with growing pauses. Raises
         Unavailable, SparkLost.
         """
-        with self._database.connected() as connection:
-            control = Control(connection, self._config.views.schema_name)
+        with self._database.connected() as control:
             kept = self._kept.read(control)
             passed = 0
             for views in kept.values():
@@ -283,26 +281,22 @@ class Trailer:
         if isinstance(view.table, PythonTable):
             parsed = leaving_a_slot(parsed)
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+        mine = [(view.plan, view.table)]
         with spark_errors(f"view {view.row.name}"):
-            job = planned(parsed, [(view.plan, view.table)]).mapInArrow(task, OUTCOME_DDL)
+            # A job that ends by an error takes its worker of Python with it, and the core's next
+            # task would have to prepare another one's session for all views that ride.
+            job = planned(parsed, mine, caught=True).mapInArrow(task, OUTCOME_DDL)
             outcomes = job.collect()
+            if any(UNCOMPUTED in (o["failure"] or "") for o in outcomes):
+                # Fails without a worker, and says why.
+                planned(parsed, mine).write.format("noop").mode("append").save()
         passed = {o["partition"] for o in outcomes if not o["moved"]}
-        passed |= self._advance(control, core, view, spans, {o["partition"] for o in outcomes})
+        # Ranges in which the log served no record (C12).
+        silent = spans.keys() - {o["partition"] for o in outcomes}
+        place = (view.table, core.generation)
+        passed |= {p for p in silent if control.take_view(*place, p, spans[p].start, spans[p].end)}
         failure = next((str(o["failure"]) for o in outcomes if o["failure"] is not None), None)
         return failure, sum(len(span) for p, span in spans.items() if p in passed)
-
-    def _advance(
-        self,
-        control: Control,
-        core: Core,
-        view: KeptView,
-        spans: Mapping[int, Range],
-        answered: set[Any],
-    ) -> set[int]:
-        """Move the position past ranges in which the log served no record (C12)."""
-        silent = ((p, span) for p, span in spans.items() if p not in answered)
-        place = (view.table, core.generation)
-        return {p for p, span in silent if control.take_view(*place, p, span.start, span.end)}
 
 
 def _may_meet(view: KeptView) -> bool:

@@ -18,8 +18,7 @@ from everstate.pipeline.proof.verify import verify_views
 from everstate.pipeline.reports import ViewReport, failing
 from everstate.pipeline.spark.progress import OnProgress
 from everstate.views.changing import ask_rebuild
-from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import opened_control
 from everstate.views.project import Project
 from everstate.views.tables import latest_of
 
@@ -64,8 +63,7 @@ def recompute(
     if not promote or not wrong:
         return reports, []
     promoted = []
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
+    with opened_control(config) as control:
         for report in wrong:
             try:
                 asked = ask_rebuild(control, report.name)

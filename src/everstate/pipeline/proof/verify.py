@@ -60,7 +60,7 @@ from everstate.views.kinds.python import PythonPlan
 from everstate.views.misfits import Misfit
 from everstate.views.plan import plan_of
 from everstate.views.project import Project, kept_always
-from everstate.views.stores import deferred_offsets, view_tables
+from everstate.views.stores import ViewTables, deferred_offsets
 
 _POOL: Final = "verify"
 _ROWS_PER_BUCKET: Final = 200_000
@@ -288,30 +288,15 @@ class _Verifier:
         accepted: Mapping[str, Accepted],
         begun: float,
     ) -> ViewReport:
-        tables = view_tables(self._control)
-        query, as_read, read = tables.kept(plan, row.version), "not compared", list[RowDifference]()
+        as_read, read = "not compared", list[RowDifference]()
         with spark_errors(f"verifying {row.name}"), composed_tables(plan, accepted) as batch:
-            result = compare(
-                composed_rows(self._spark, plan, batch),
-                self._kept(query, plan.is_divided),
-                key_columns=plan.key_columns,
-                buckets=self._buckets(query) if plan.is_divided else 1,
-            )
+            rows = composed_rows(self._spark, plan, batch)
+            result = self._compare(plan, row.version, rows)
             if (text := plan.as_read(batch)) is not None:
-                shown = tables.unlimited(plan, row.version)
+                shown = ViewTables(self._control).unlimited(plan, row.version)
                 as_read, read = self._read_alike(plan, shown, lambda: self._spark.sql(text))
-        return replace(
-            shared,
-            outcome=shared.outcome if result.holds and not read else "differs",
-            expected_rows=result.expected_rows,
-            kept_rows=result.kept_rows,
-            expected_hash=result.expected_hash,
-            kept_hash=result.kept_hash,
-            different_rows=result.different_rows + len(read),
-            differences=(*result.differences, *read[:DIFFERENCES_MAX]),
-            as_read=as_read,
-            seconds=time.monotonic() - begun,
-        )
+        report = _with_result(shared, result, as_read, read)
+        return replace(report, seconds=time.monotonic() - begun)
 
     @contextmanager
     def _shared(
@@ -369,27 +354,13 @@ class _Verifier:
             deferred = list(deferred_offsets(self._control, row.name, row.version))
             entity_type = self._project.entities[row.entity]
             accepted = taken_by(plan, entity_type, accepted.changes, deferred)
-        with spark_errors(f"verifying {row.name}"):
-            result = self._compare(plan, row.version, accepted)
+        # The expressions are those of the plan, evaluated in batch instead of change by change.
+        with spark_errors(f"verifying {row.name}"), batch_rows(plan, accepted) as rows:
+            result = self._compare(plan, row.version, rows)
         as_read, read = self._compare_as_read(plan, row.version, accepted)
-        outcome: ProofOutcome = "holds"
-        if not result.holds or read:
-            outcome = "differs"
-        elif is_unread:
-            outcome = "not all of the log was read"
-        return replace(
-            shared,
-            name=row.name,
-            version=row.version,
-            outcome=outcome,
-            expected_rows=result.expected_rows,
-            kept_rows=result.kept_rows,
-            expected_hash=result.expected_hash,
-            kept_hash=result.kept_hash,
-            different_rows=result.different_rows + len(read),
-            differences=(*result.differences, *read[:DIFFERENCES_MAX]),
-            as_read=as_read,
-        )
+        outcome: ProofOutcome = "not all of the log was read" if is_unread else "holds"
+        mine = replace(shared, name=row.name, version=row.version, outcome=outcome)
+        return _with_result(mine, result, as_read, read)
 
     def _not_read(
         self, entity: str, positions: PartitionOffsets
@@ -410,19 +381,16 @@ class _Verifier:
                     unasked += [found.gone] if found.gone else []
         return tuple(unread), tuple(unasked)
 
-    def _compare(self, plan: ViewPlan, version: int, accepted: Accepted) -> Comparison:
-        """Compare the rows of a version's table with the batch result of its definition.
-
-        The expressions are those of the plan, evaluated in batch instead of change by change.
-        """
-        kept = view_tables(self._control).kept(plan, version)
-        with batch_rows(plan, accepted) as rows:
-            return compare(
-                rows,
-                self._kept(kept, plan.is_divided),
-                key_columns=plan.key_columns,
-                buckets=self._buckets(kept) if plan.is_divided else 1,
-            )
+    def _compare(self, plan: ViewPlan, version: int, rows: DataFrame) -> Comparison:
+        """Compare the rows of a version's table with the batch result of its definition."""
+        query = ViewTables(self._control).kept(plan, version)
+        text = query.as_string(self._connection)
+        return compare(
+            rows,
+            KeptRows(self._config.views_dsn, self._snapshot, text, plan.is_divided),
+            key_columns=plan.key_columns,
+            buckets=self._buckets(query) if plan.is_divided else 1,
+        )
 
     def _compare_as_read(
         self, plan: ViewPlan, version: int, accepted: Accepted
@@ -435,7 +403,7 @@ class _Verifier:
                 else "its SQL is not all of its definition"
             )
             return f"not compared: {why}", []
-        shown = view_tables(self._control).unlimited(plan, version)
+        shown = ViewTables(self._control).unlimited(plan, version)
         return self._read_alike(plan, shown, lambda: as_written(plan, accepted, plan.batch_as_read))
 
     def _read_alike(
@@ -461,15 +429,28 @@ class _Verifier:
         found = read_differently(expected, kept, keys=keys)
         return ("different" if found else "equal"), found
 
-    def _kept(self, query: sql.Composed, is_divided: bool) -> KeptRows:
-        text = query.as_string(self._connection)
-        return KeptRows(self._config.views_dsn, self._snapshot, text, is_divided)
-
     def _buckets(self, kept: sql.Composed) -> int:
         query = sql.SQL("SELECT count(*) FROM ({}) AS kept").format(kept)
         row = self._connection.execute(query).fetchone()
         assert row is not None
         return 2 + int(row[0]) // _ROWS_PER_BUCKET
+
+
+def _with_result(
+    report: ViewReport, result: Comparison, as_read: str, read: Sequence[RowDifference]
+) -> ViewReport:
+    """A report with what was compared; ``read``: differences from the author's SQL."""
+    return replace(
+        report,
+        outcome=report.outcome if result.holds and not read else "differs",
+        expected_rows=result.expected_rows,
+        kept_rows=result.kept_rows,
+        expected_hash=result.expected_hash,
+        kept_hash=result.kept_hash,
+        different_rows=result.different_rows + len(read),
+        differences=(*result.differences, *read[:DIFFERENCES_MAX]),
+        as_read=as_read,
+    )
 
 
 def _columns_needed(views: Sequence[_Planned]) -> list[str]:

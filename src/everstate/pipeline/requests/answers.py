@@ -17,8 +17,7 @@ from everstate.pipeline.reports import ViewReport
 from everstate.pipeline.requests.moment import Moment
 from everstate.pipeline.requests.query import Queries
 from everstate.pipeline.spark.progress import OnProgress, Progress
-from everstate.views.control import QUERY, RECOMPUTE, Control, Request
-from everstate.views.database import ViewsDatabase
+from everstate.views.control import QUERY, RECOMPUTE, Control, ControlConnection, Request
 from everstate.views.project import Project
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ class Answers:
 
     def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
         self._spark, self._config, self._project = spark, config, project
-        self._duty, self._database = (ViewsDatabase(config.views_dsn) for _ in range(2))
+        self._duty, self._database = (ControlConnection(config) for _ in range(2))
 
     def close(self) -> None:
         """Close the connections; the Spark session is the caller's."""
@@ -42,8 +41,7 @@ class Answers:
     def run(self, stop: threading.Event) -> None:
         """Answer until ``stop`` is set. Raises SparkLost, Unavailable."""
         while not stop.is_set():
-            with self._duty.connected() as connection:
-                control = Control(connection, self._config.views.schema_name)
+            with self._duty.connected() as control:
                 with control.duty("answers") as is_mine:
                     works()
                     if is_mine:
@@ -67,8 +65,7 @@ class Answers:
         def report_progress(seen: Progress) -> None:
             if stop.is_set():
                 raise RequestCancelled(request.verb, "the pipeline is stopping")
-            with self._database.connected() as connection:
-                own = Control(connection, self._config.views.schema_name)
+            with self._database.connected() as own:
                 so_far = {"progress": seen.note(), "reports": reports}
                 if not own.answer(request.id, "taken", so_far):
                     raise RequestCancelled(request.verb, "no client waits for the answer")

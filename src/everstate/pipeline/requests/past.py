@@ -27,8 +27,7 @@ from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.functions import ship_functions
 from everstate.pipeline.spark.progress import OnProgress
 from everstate.pipeline.spark.session import spark_errors
-from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import Control, opened_control
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.composed import ComposedPlan
 from everstate.views.project import Project, known_views
@@ -137,19 +136,17 @@ class Past:
         They are held by then, and released later or not at all.
         """
         found = []
-        with views_errors(self._config.views_dsn), connect_views(self._config.views_dsn) as opened:
-            control = Control(opened, self._config.views.schema_name)
+        with opened_control(self._config) as control:
             query = sql.SQL(_HELD).format(control.table("held"))
             for (generation, partition), end in sorted(self.positions(entity).items()):
                 place = {"entity": entity, "generation": generation, "partition": partition}
-                row = opened.execute(query, {**place, "end": end}).fetchone()
+                row = control.connection.execute(query, {**place, "end": end}).fetchone()
                 if row is not None and row[0]:
                     found.append((generation, partition))
         return found
 
     def _read_positions(self, entity: str) -> PartitionOffsets:
-        with views_errors(self._config.views_dsn), connect_views(self._config.views_dsn) as found:
-            control = Control(found, self._config.views.schema_name)
+        with opened_control(self._config) as control:
             core = {
                 (place.generation, place.partition): place.next_offset
                 for place in control.positions(entity)
@@ -174,8 +171,8 @@ class Past:
     def _accepted(self, entity: str) -> DataFrame:
         entity = self._known(entity)
         positions = self.positions(entity)
-        with views_errors(self._config.views_dsn), connect_views(self._config.views_dsn) as found:
-            dead = Control(found, self._config.views.schema_name).dead_places(entity)
+        with opened_control(self._config) as control:
+            dead = control.dead_places(entity)
         with spark_errors(f"reading the archive of {entity}"):
             archive = read_archive(self._spark, self._config, self._project.entities[entity])
             return self._until(only_changes(accepted_changes(archive, positions, dead)))

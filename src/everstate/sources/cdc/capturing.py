@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from uuid_utils.compat import uuid7
@@ -29,7 +30,9 @@ from everstate.sources.cdc.connectors import (
     Peculiarities,
     connector_settings,
     is_current,
+    left_out_tables,
     not_left_out,
+    without_tables,
 )
 from everstate.sources.cdc.database import (
     CapturedDatabase,
@@ -38,19 +41,20 @@ from everstate.sources.cdc.database import (
     SetupStep,
     signal_snapshot,
 )
-from everstate.sources.cdc.halted import has_failed_reading, tables_to_read, without_first_table
+from everstate.sources.cdc.fingerprint import fingerprints, keep_up, told_gone
+from everstate.sources.cdc.halted import has_failed_reading, tables_to_read
 from everstate.sources.cdc.inexact import check_values
-from everstate.sources.cdc.mariadb import MariaDatabase, mariadb_address
+from everstate.sources.cdc.mariadb import MariaDatabase
+from everstate.sources.cdc.mariadb_unseen import look_at
 from everstate.sources.cdc.misread import ColumnCheck
 from everstate.sources.cdc.notifications import (
     first_of,
     first_snapshot,
     notifications,
     tell_begun,
-    tell_given_up,
     unread_of,
 )
-from everstate.sources.cdc.postgres import PostgresDatabase, postgres_address
+from everstate.sources.cdc.postgres import PostgresDatabase
 from everstate.sources.cdc.refusing import (
     name_findings,
     plugin_findings,
@@ -63,8 +67,8 @@ from everstate.sources.cdc.replaced import (
     CheckedSource,
     check_source,
     known_standing,
+    mark_of,
     new_mark,
-    renew_mark,
     write_source,
 )
 from everstate.sources.cdc.rest import NoSuchConnector
@@ -77,6 +81,7 @@ from everstate.sources.cdc.status import (
     states_of,
     told_by,
     trace_of,
+    unfit_table,
     why_not,
 )
 
@@ -128,7 +133,7 @@ class Capturing(CaptureConnector):
     ) -> None:
         """``columns``: of a capture that is checked again and again, what was compared before."""
         super().__init__(config, capture, local=local, entities=entities)
-        self._columns = columns or ColumnCheck(capture.captured_tables)
+        self._columns = columns or ColumnCheck()
 
     def add(self, *, snapshot: bool = True, wait_s: float = 60.0) -> Added:
         """Make topics, publication, our tables and the connector; wait until the connector reads.
@@ -158,11 +163,12 @@ class Capturing(CaptureConnector):
             left_out=tuple(not_left_out(self.capture.settings, peculiar)),
         )
 
-    def begin_epoch(self, *, wait_s: float = 60.0) -> Added:
+    def begin_epoch(self, *, wait_s: float = 60.0, may_delete: int = 0) -> Added:
         """Start over with a database that was restored, or that replaced another one.
 
-        All rows are read, in an epoch whose positions are newer. Raises as :meth:`add` does, when
-        a right is missing before anything is removed.
+        All rows are read, in an epoch whose positions are newer. ``may_delete``: so many entities
+        of a table may be gone, also if they are more than `capture.deletes_max_percent`. Raises as
+        :meth:`add` does, when a right is missing before anything is removed.
         """
         with self.database() as database:
             refuse_failed(self.capture, self._table_findings(database))
@@ -176,10 +182,10 @@ class Capturing(CaptureConnector):
                 self._connect.stop(self.names.connector)
                 self._wait_for("STOPPED", 60.0)
             steps += database.begin_anew()
-            if self.capture.kind == "mariadb":
-                with Topics(self._config) as topics:
-                    topics.delete({self.names.schema_history} & topics.existing())
-            made = self._make(database, True, self._peculiarities(database), after=epoch_of(found))
+            with Topics(self._config) as topics:
+                topics.delete({self.names.schema_history} & topics.existing())
+            peculiar, after = self._peculiarities(database), epoch_of(found)
+            made = self._make(database, True, peculiar, after=after, may_delete=may_delete)
             steps += [step for step in made if step.done != "there"]
             if wait_s > 0:
                 self._wait_until_connected(database, wait_s)
@@ -202,8 +208,8 @@ class Capturing(CaptureConnector):
     def check_source(self, *, renew: bool = False) -> None:
         """Raise SourceReplaced when the database is not the one that was read before.
 
-        ``renew``: write the next mark into a database that is read (:mod:`replaced`). Nothing is
-        compared while there is no connector.
+        ``renew``: write the next mark into a database that is read (:mod:`replaced`), and leave out
+        a table that is misread. Nothing is compared while there is no connector.
         """
         if not self.has_connect:
             return
@@ -213,12 +219,15 @@ class Capturing(CaptureConnector):
         except NoSuchConnector:
             return
         with self.database() as database:
-            found = self._checked(database, position, settings)
+            try:
+                found = self._checked(database, position, settings)
+            except TableMisread as error:
+                if not renew or not self.leave_out(error.table, str(error)):
+                    raise
+                return
             if renew and position and found.known.epoch >= epoch_of(settings):
-                mark = renew_mark(database, found.known.mark)
-                if mark is not None:
-                    epoch = found.known.epoch
-                    write_source(self._config, self.names, found.identity, epoch, mark)
+                look = partial(look_at, self.capture, database, position)
+                keep_up(self._config, self.capture, self.entities, database, found, look)
 
     def _checked(
         self, database: CapturedDatabase, position: Mapping[str, Any], settings: Mapping[str, str]
@@ -226,7 +235,9 @@ class Capturing(CaptureConnector):
         epoch = epoch_of(settings)
         found = check_source(self._config, self.capture, database, position, epoch=epoch)
         if isinstance(database, MariaDatabase):
-            misread = self._columns.misread(database, position, self._definitions())
+            left_out = left_out_tables(settings)
+            tables = [each for each in self.capture.captured_tables if each not in left_out]
+            misread = self._columns.misread(database, tables, position, self._definitions())
             if misread is not None:
                 raise TableMisread(self.capture.name, *misread)
         return found
@@ -247,7 +258,7 @@ class Capturing(CaptureConnector):
         """Query Kafka Connect and the database; what does not answer is reported as unknown."""
         offset: dict[str, Any] = {}
         try:
-            state, task, reason = states_of(self._connect.status(self.names.connector))
+            state, task, reason = self._states()
             offset = self._connect.offset(self.names.connector)
         except NoSuchConnector:
             advice = f"`everstate cdc add {self.capture.name}` makes its connector"
@@ -296,9 +307,13 @@ class Capturing(CaptureConnector):
             settings = self._connect.config(self.names.connector)
         findings = [*self._names_and_shapes(database, settings), *database.check()]
         failed = [each for each in findings if each.outcome == "fail"]
-        replaced = []
+        replaced: list[str] = []
         try:
-            self._checked(database, position, settings)
+            known = self._checked(database, position, settings).known
+            if known.epoch >= epoch_of(settings):
+                replaced = told_gone(self.capture, self.entities, database, known)
+            if (mark := mark_of(database.read_mark())) is not None:
+                replaced += [f"{table}: {why}" for table, why in mark.unseen.items()]
         except SourceReplaced as error:
             replaced = [str(error)]
         except CaptureFailed as error:
@@ -309,6 +324,8 @@ class Capturing(CaptureConnector):
             add = f"`everstate cdc add {self.capture.name}` leaves it out"
             kept = not_left_out(settings, self._peculiarities(database))
             problems += [f"{column}: {add}" for column in kept]
+            left_out = left_out_tables(settings).items()
+            problems += [f"{t}: it is left out, and the others go on: {why}" for t, why in left_out]
         return tuple(problems)
 
     def check(self) -> list[Finding]:
@@ -356,9 +373,9 @@ class Capturing(CaptureConnector):
     def restart_failed(self) -> str | None:
         """Restart the parts that failed; the connector resumes at its stored position.
 
-        Out: the table that was removed from an incremental snapshot, if the connector failed
-        because it cannot read that table: it would fail again after each restart. Raises
-        Unavailable while the database does not answer, and CaptureFailed when the database no
+        Out: the table that was removed from an incremental snapshot because the connector failed at
+        it: it would fail again after each restart. A table whose rows in the log do not fit is left
+        out. Raises Unavailable while the database does not answer, and CaptureFailed when it no
         longer has the log after the position: a connector would skip the lost part silently.
         """
         connector = self.names.connector
@@ -367,32 +384,18 @@ class Capturing(CaptureConnector):
             self._checked(database, position, self._connect.config(connector))
             self._refuse_lost(database, position)
         status = self._connect.status(connector)
+        why = str(self._safe(states_of(status, self.capture.name)[2]))
         if tables_to_read(position) and has_failed_reading(trace_of(status)):
-            return self._give_up(tables_to_read(position)[0], self._safe(states_of(status)[2]))
-        self._connect.restart(connector)
+            return self._give_up(tables_to_read(position)[0], why)
+        table = unfit_table(trace_of(status), self.capture.captured_tables)
+        if table is None or not self.leave_out(table, why):
+            self._connect.restart(connector)
         return None
 
     def nudge(self) -> None:
         """Write a signal that moves the connector's position and does nothing else."""
         with self.database() as database:
             database.signal(f"everstate-{uuid7()}", "log", '{"message": "still there?"}')
-
-    def _give_up(self, table: str, reason: str | None) -> str | None:
-        """Remove the unreadable table from the stored snapshot; report it as a notification."""
-        connector = self.names.connector
-        self._connect.stop(connector)
-        try:
-            self._wait_for("STOPPED", 30.0)
-            position = self._connect.offset(connector)
-            if tables_to_read(position)[:1] != (table,):
-                return None
-            without = without_first_table(position)
-            self._once_stopped(lambda: self._connect.alter_offset(connector, without))
-        finally:
-            self._connect.resume(connector)
-        why = reason or "the connector gave no reason"
-        tell_given_up(self._config, self.names, table, why)
-        return f"{table}: {why}"
 
     def remove(self, *, drop: bool = False, topics: bool = False) -> list[SetupStep]:
         """Delete the connector; with ``drop`` its position, slot, publication and our tables too.
@@ -407,8 +410,6 @@ class Capturing(CaptureConnector):
                 steps += database.remove()
             else:
                 steps += database.release()
-                if self.capture.kind == "postgresql":
-                    steps.append(SetupStep(f"slot {self.names.identifier}", "kept"))
         doomed = [self.names.schema_history] if drop else []
         if topics:
             doomed += [self.names.raw_log, self.names.notifications]
@@ -479,6 +480,7 @@ class Capturing(CaptureConnector):
         peculiar: Peculiarities,
         *,
         after: int | None = None,
+        may_delete: int = 0,
     ) -> list[SetupStep]:
         """Prepare database and topics, and make the connector, or change it.
 
@@ -518,13 +520,17 @@ class Capturing(CaptureConnector):
             settings[EPOCH] = str(epoch)
         elif found is not None and EPOCH in found:
             settings[EPOCH] = found[EPOCH]
+        if after is None:
+            settings = without_tables(settings, self.capture, left_out_tables(found)) or settings
         steps = [*database.prepare(), *self._make_topics()]
         what = f"connector {connector}"
         if found == settings:
             return [*steps, SetupStep(what, "there")]
         if is_new:
             mark = new_mark(database) if after is not None or not position else None
-            write_source(self._config, self.names, identity, epoch, mark)
+            # Tables of one that resumes are compared with what they were when they were read.
+            read = fingerprints(self.capture, self.entities, None if mark is None else database)
+            write_source(self._config, self.names, identity, epoch, mark, *read, may_delete)
             if mark is not None and snapshot:
                 tell_begun(self._config, self.names)
         self._put(self._connect.put, settings)
@@ -537,10 +543,8 @@ class Capturing(CaptureConnector):
         self, database: CapturedDatabase, snapshot: bool, peculiar: Peculiarities
     ) -> dict[str, str]:
         """Settings of the connector, without its epoch."""
-        address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
-        reference = password_reference(
-            self._config, self.capture.name, address(self._dsn())[1], local=self._local
-        )
+        name, password = self.capture.name, self._password()
+        reference = password_reference(self._config, name, password, local=self._local)
         return connector_settings(
             self._config,
             self.capture,

@@ -43,6 +43,7 @@ from everstate.sources.cdc.balance import (
 )
 from everstate.sources.cdc.columns import SOURCE, STOPPED, Rows, Slices
 from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
+from everstate.sources.cdc.gone import too_many
 from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
 from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.lost import doubt_all
@@ -131,6 +132,8 @@ class Cleaning:
         rest of a batch that was cut."""
         self._absent: AbsentRows | None = None
         """The snapshot whose comparison was cut."""
+        self._kept: dict[str, str] = {}
+        """Table → why the entities that it lacks stay."""
         self._read_rows = 0
         self._news_s = 0.0
         """When the open transaction got its last row."""
@@ -386,9 +389,14 @@ class Cleaning:
             place = RawPlace(*self._parts.places[0], ended.end - 1)
             with Consumer(self._config, client_id=f"everstate-clean-{self.name}") as consumer:
                 self._absent = read_absent(self.reader, consumer, ended, place)
+            self._kept = too_many(
+                *(self.name, self._absent, states, self._held),
+                percent=self._config.capture.deletes_max_percent,
+                may_delete=self._stream.may_delete,
+            )
         batch = self._kind.delete_absent(self._absent, states, now_s, self._note.cut)
         if batch.cut is None:
-            self._stream.compared()
+            self._stream.compared(self._kept)
             self._absent = None
         logger.warning(
             "capture %s: a first snapshot was taken again; %d entities that it does not have are "

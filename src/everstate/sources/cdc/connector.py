@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from everstate.changes import EntityType
@@ -13,15 +14,20 @@ from everstate.errors import CaptureFailed, InvalidCapture, InvalidConfig, Unava
 from everstate.log.client import raw_bytes_max
 from everstate.log.topics import Topics
 from everstate.retrying import within
+from everstate.sources.cdc.connectors import left_out_tables, without_tables
 from everstate.sources.cdc.database import CapturedDatabase, ConnectorStanding, SetupStep
+from everstate.sources.cdc.halted import tables_to_read, without_first_table
 from everstate.sources.cdc.mariadb import mariadb_address
 from everstate.sources.cdc.names import CaptureNames, names_of
+from everstate.sources.cdc.notifications import tell_given_up
 from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.raw_log import ensure_raw_log, newest_lsn
 from everstate.sources.cdc.replaced import EPOCH
 from everstate.sources.cdc.rest import Connect, NoSuchConnector
 from everstate.sources.cdc.status import DISCARDED, reads_anew, states_of
 from everstate.telemetry import without_secret
+
+logger = logging.getLogger("everstate.sources.cdc")
 
 POLL_S: Final = 0.2
 _HOUR_MS: Final = 3_600_000
@@ -79,7 +85,7 @@ class CaptureConnector:
         if self._url is None:
             return None
         try:
-            state, task, reason = states_of(self._connect.status(self.names.connector))
+            state, task, reason = self._states()
         except NoSuchConnector:
             return None
         has_failed = state == "FAILED" or (state == "RUNNING" and task == "FAILED")
@@ -98,11 +104,48 @@ class CaptureConnector:
         """Restart all tasks of the connector; it resumes at its stored position, snapshots too."""
         self._connect.restart_all(self.names.connector)
 
+    def leave_out(self, table: str, why: str) -> bool:
+        """Have the connector go on without a table, until a new epoch; out: whether others are."""
+        found = self._connect.config(self.names.connector)
+        left_out = {**left_out_tables(found), table: why}
+        settings = without_tables(found, self.capture, left_out)
+        if settings is None:
+            return False
+        logger.error("capture %s: %s is left out: %s", self.capture.name, table, left_out[table])
+        self._put(self._connect.put, settings)
+        return True
+
+    def refuse_left_out(self, tables: Sequence[str]) -> None:
+        """Raise CaptureFailed when the connector goes on without one of these tables."""
+        for table, why in left_out_tables(self._found()).items():
+            if table in tables:
+                raise CaptureFailed(f"capture {self.capture.name}: {table} is left out: {why}")
+
+    def _give_up(self, table: str, why: str) -> str | None:
+        """Remove the unreadable table from the stored snapshot; report it as a notification."""
+        connector = self.names.connector
+        self._connect.stop(connector)
+        try:
+            self._wait_for("STOPPED", 30.0)
+            position = self._connect.offset(connector)
+            if tables_to_read(position)[:1] != (table,):
+                return None
+            without = without_first_table(position)
+            self._once_stopped(lambda: self._connect.alter_offset(connector, without))
+        finally:
+            self._connect.resume(connector)
+        tell_given_up(self._config, self.names, table, why)
+        return f"{table}: {why}"
+
     def _dsn(self) -> str:
         if self.capture.dsn is None:
             reason = "it is declared without dsn: its connector is somebody else's"
             raise InvalidCapture(self.capture.name, reason)
         return expanded(self.capture.dsn, f"dsn of capture {self.capture.name}")
+
+    def _password(self) -> str:
+        address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
+        return address(self._dsn())[1]
 
     def _found(self) -> dict[str, str] | None:
         """Settings of the connector; ``None``: there is none."""
@@ -121,10 +164,14 @@ class CaptureConnector:
 
     def _connector_states(self) -> tuple[str, str | None, str | None]:
         try:
-            return states_of(self._connect.status(self.names.connector))
+            return self._states()
         except NoSuchConnector:
             # A new connector has no status for a moment.
             return "UNASSIGNED", None, None
+
+    def _states(self) -> tuple[str, str | None, str | None]:
+        """State of connector and task, and why one failed; raises NoSuchConnector."""
+        return states_of(self._connect.status(self.names.connector), self.capture.name)
 
     def _wait_for(self, state: str, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
@@ -204,8 +251,7 @@ class CaptureConnector:
         """``text`` without the password, whatever wrote it there."""
         if text is None or self.capture.dsn is None:
             return text
-        address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
-        password = address(self._dsn())[1]
+        password = self._password()
         return without_secret(text.replace(password, "***") if password else text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ _JSON = "org.apache.kafka.connect.json.JsonConverter"
 _TRANSFORMS = "org.apache.kafka.connect.transforms"
 _NAMED = f"{_TRANSFORMS}.predicates.TopicNameMatches"
 _OPTIONS = "driver.options"
+_TABLES = "table.include.list"
+_LEFT_OUT = "everstate.left.out"
+"""Setting of a connector that Debezium ignores: the tables that it does not read, and why."""
 _SESSION = (
     "-c bytea_output=hex -c intervalstyle=postgres -c datestyle=ISO -c extra_float_digits=3 "
     "-c lc_monetary=C -c row_security=off"
@@ -139,7 +143,7 @@ def connector_settings(
         "database.port": str(address.port),
         "database.user": address.user,
         "database.password": password,
-        "table.include.list": ",".join(re.escape(table) for table in capture.captured_tables),
+        _TABLES: ",".join(map(re.escape, capture.captured_tables)),
         "snapshot.mode": "initial" if snapshot else "no_data",
         "provide.transaction.metadata": "true" if capture.transactions else "false",
         # The record of a delete is enough; no tombstone after it is needed.
@@ -171,6 +175,21 @@ def connector_settings(
         **_session(capture),
         **_left_out(peculiar, capture, own),
     }
+
+
+def without_tables(
+    settings: Mapping[str, str], capture: Capture, left_out: Mapping[str, str]
+) -> dict[str, str] | None:
+    """Settings of a connector that goes on without some tables (→ why); ``None``: none is left."""
+    # Of an empty list Debezium would read all.
+    kept = [table for table in capture.captured_tables if table not in left_out]
+    left = {_TABLES: ",".join(map(re.escape, kept)), _LEFT_OUT: json.dumps(dict(left_out))}
+    return {**settings, **(left if left_out else {})} if kept else None
+
+
+def left_out_tables(settings: Mapping[str, str] | None) -> dict[str, str]:
+    """The tables that a connector with these settings does not read → why."""
+    return dict(json.loads((settings or {}).get(_LEFT_OUT, "{}")))
 
 
 def _session(capture: Capture) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,12 @@ from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities, 
 MARK: Final = "mark"
 """Id of the row with our mark in the table of signals (``replaced``). The connector ignores its
 updates, and the signal that its insertion is writes a line into the connector's log."""
+EMPTY: Final = " empty"
+"""The end of a file's name in a :class:`TableState`, if it certainly has no row."""
+PARTITION: Final = "."
+"""In the id of a part of a table that is not the table itself."""
+REBUILT: Final = "table "
+"""Before the id of a table that gets another one when it is only built anew."""
 Key = Mapping[str, Any] | Sequence[str]
 """Values of a row's key, by column or in the key's order."""
 
@@ -39,6 +46,18 @@ class InexactColumn:
     """Statements that keep such values out of the column."""
     settled_by_type: bool = False
     """Whether a declared type of the column (`types` of its Table) makes the values right."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What a captured table is made of now (``fingerprint``)."""
+
+    columns: Mapping[str, str]
+    """Column → number, type, and labels of an enum."""
+    generated: Sequence[str]
+    """Columns that the log lacks, as they are generated."""
+    parts: Mapping[str, str]
+    """Id of the table and of each of its partitions → file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +103,7 @@ class CapturedDatabase(Protocol):
         """Make what the connector needs and may make; idempotent."""
 
     def release(self) -> list[SetupStep]:
-        """Undo only what makes writes to captured tables fail."""
+        """Undo only what makes writes to captured tables fail; out: also what is kept."""
 
     def begin_anew(self) -> list[SetupStep]:
         """Drop what has the connector's position in the database; the connector must be stopped."""
@@ -110,6 +129,15 @@ class CapturedDatabase(Protocol):
         ``settings``: those of its connector, or those that the declaration gives it.
         """
 
+    def table_states(self) -> tuple[int, Mapping[str, TableState]]:
+        """The moment, for :meth:`has_older_row`, and what each captured table is made of.
+
+        No table is given while a statement that changes one runs.
+        """
+
+    def has_older_row(self, part: str, seen: int) -> bool:
+        """Whether a part of a table certainly has a row that was there at that moment."""
+
     def inexact_columns(self) -> list[InexactColumn]:
         """Columns whose values Debezium would change."""
 
@@ -124,6 +152,9 @@ class CapturedDatabase(Protocol):
 
         ``place``: of the last row (``shapes/places``); ``offset``: as in :meth:`standing`.
         """
+
+    def log_end(self) -> str | None:
+        """Where its log ends; None: the connector sees all of it, so nobody else looks at it."""
 
     def read_mark(self) -> str | None:
         """The text that :meth:`write_mark` wrote last; None: there is none, or no table for it."""
@@ -161,14 +192,22 @@ def signal_snapshot(
 
     The signal stays in the database's log until the connector reads it.
     """
-    signal_id = f"everstate-{uuid7()}"
-    data: dict[str, Any] = {"data-collections": list(tables), "type": "INCREMENTAL"}
+    signal_id, names = f"everstate-{uuid7()}", list(map(_collection, tables))
+    data: dict[str, Any] = {"data-collections": names, "type": "INCREMENTAL"}
     if condition:
+        # The name is a regular expression here.
+        name = names[0] if re.fullmatch(r"[\w.]+", names[0]) else rf"\Q{names[0]}\E"
         # The connector puts AND before it where it reads by chunks.
-        filtered = {"data-collection": tables[0], "filter": f"({condition})"}
+        filtered = {"data-collection": name, "filter": f"({condition})"}
         data["additional-conditions"] = [filtered]
     database.signal(signal_id, "execute-snapshot", json.dumps(data))
     return signal_id
+
+
+def _collection(table: str) -> str:
+    """The name of a table in a signal; Debezium skips one with a blank outside quotation marks."""
+    parts = (part.replace('"', '""') for part in table.split(".", 1))
+    return ".".join(part if re.fullmatch(r"[\w$]+", part) else f'"{part}"' for part in parts)
 
 
 def key_values(capture: str, table: str, columns: Sequence[str], key: Key) -> list[Any]:

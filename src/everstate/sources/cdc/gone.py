@@ -25,6 +25,11 @@ from everstate.sources.cdc.states import States
 
 _DELETES_MAX: Final = 50_000
 """Most of these deletes in one batch, which is one transaction of Kafka."""
+_TOO_MANY: Final = (
+    "a snapshot lacks {lacks:,} of {of:,} entities, more than {percent} % "
+    "(capture.deletes_max_percent), so they stay; "
+    "`everstate cdc snapshot {capture} --new-epoch --yes {lacks}` deletes them"
+)
 HeldRows = Mapping[EntityKey, HeldEntity]
 _decode: Final = msgspec.json.Decoder(dict[str, list[int | str]]).decode
 
@@ -40,6 +45,30 @@ def truncated(
         newest = _newest(entity, key, states, held)
         if is_after(row.position, newest) is not False:  # type: ignore[arg-type]
             yield msgspec.structs.replace(row, op="d", key=key, columns={})
+
+
+def too_many(
+    capture: str,
+    absent: AbsentRows,
+    states: States,
+    held: HeldRows,
+    *,
+    percent: int,
+    may_delete: int,
+) -> dict[str, str]:
+    """Leave out the tables of whose entities the snapshot lacks more than this share and number.
+
+    Out: what `cdc status` shows of each. Cost: one pass over the entities.
+    """
+    found = {}
+    for table, entity in list(absent.tables.items()):
+        keys = [key in absent.keys[entity] for key in _keys(entity, states, held, "")]
+        lacks = keys.count(False)
+        if lacks * 100 > len(keys) * percent and lacks > may_delete:
+            facts = {"lacks": lacks, "of": len(keys), "percent": percent, "capture": capture}
+            found[table] = _TOO_MANY.format(**facts)
+            del absent.tables[table]
+    return found
 
 
 def lacking(

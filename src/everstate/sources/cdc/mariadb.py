@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from everstate.config import path_of
@@ -20,11 +21,13 @@ from everstate.sources.cdc.connectors import (
 )
 from everstate.sources.cdc.database import (
     MARK,
+    REBUILT,
     ConnectorStanding,
     Finding,
     InexactColumn,
     Key,
     SetupStep,
+    TableState,
     from_raw,
     key_values,
 )
@@ -36,7 +39,7 @@ from everstate.sources.cdc.mariadb_checks import (
     own_columns,
     quoted,
 )
-from everstate.sources.cdc.mariadb_types import COLUMNS, source_column
+from everstate.sources.cdc.mariadb_types import COLUMNS, TABLE_IDS, source_column
 from everstate.sources.cdc.misread import ReadColumn, members_of, read_column
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.shapes.places import binlog_place
@@ -48,10 +51,22 @@ if TYPE_CHECKING:
 _CONNECT_S: Final = 10
 _EVENTS_MAX: Final = 2_000
 _LOG_START: Final = 4
+REMOVED: Final = "Removed"
+"""Kind of an event that stands for those of files that the server no longer has."""
 _AWAY: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
 """Codes of a server that does not answer now; every other one is a refusal."""
 _TLS_MODES: Final = ("disable", "trust", "verify-ca", "verify-full")
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year"})
+
+
+class BinlogEvent(NamedTuple):
+    """One row of SHOW BINLOG EVENTS; places are such as ``binlog.000003:4711``."""
+
+    place: str
+    kind: str
+    info: str
+    end: str
+    """Place behind it."""
 
 
 def mariadb_address(dsn: str) -> tuple[Address, str]:
@@ -222,6 +237,23 @@ class MariaDatabase:
             )
         return None if not found or found[0]["at"] is None else float(found[0]["at"])
 
+    def table_states(self) -> tuple[int, Mapping[str, TableState]]:
+        """When each table was altered, and its id in InnoDB, if the right PROCESS lets us see it.
+
+        What removes its rows is in the raw log, but for another table that takes its name.
+        """
+        times = {table: self.changed_s(table) for table in self._capture.captured_tables}
+        parts = {table: {"": str(at)} for table, at in times.items() if at}
+        named, seen = {table.replace(".", "/"): table for table in parts}, 0
+        with suppress(CaptureFailed), self._translated("looking at the ids of tables"):
+            for row in self._rows(TABLE_IDS, list(named)) if named else ():
+                parts[named[str(row["name"])]][f"{REBUILT}{row['id']}"], seen = "", int(row["seen"])
+        return seen, {table: TableState({}, (), found) for table, found in parts.items()}
+
+    def has_older_row(self, part: str, seen: int) -> bool:
+        """Whether the table of this id was made before the newest one of that moment."""
+        return part.startswith(REBUILT) and int(part.removeprefix(REBUILT)) <= seen
+
     def columns(self, table: str) -> list[ReadColumn]:
         """Columns of a table in their order, as the binlog has the values."""
         with self._translated("reading the columns"):
@@ -328,26 +360,43 @@ class MariaDatabase:
         after = sizes[named.index(file) :]
         behind = max(0, sum(size for _name, size in after) - int(position))
         return ConnectorStanding(
-            bool(dumps), behind, None, idle=self._is_idle(after, int(position))
+            bool(dumps), behind, None, idle=self._is_idle(f"{file}:{position}")
         )
 
-    def _is_idle(self, logs: list[tuple[str, int]], position: int) -> bool:
-        """Whether nothing of the captured tables is in the binlog after ``position``."""
-        maps = {f"({table})" for table in self._capture.captured_tables}
-        for name, _size in logs:
-            with self._translated("reading the binlog"):
-                events = self._rows(
-                    "SHOW BINLOG EVENTS IN %s FROM %s LIMIT %s", name, position, _EVENTS_MAX
-                )
-            if len(events) == _EVENTS_MAX or any(
-                mapped in str(event["Info"])
-                for event in events
-                if event["Event_type"] == "Table_map"
-                for mapped in maps
-            ):
-                return False
+    def _is_idle(self, place: str) -> bool:
+        """Whether nothing of the captured tables is in the binlog after a place."""
+        maps = tuple(f"({table})" for table in self._capture.captured_tables)
+        unread = list(islice(self.events(place), _EVENTS_MAX))
+        return len(unread) < _EVENTS_MAX and not any(
+            event.kind == "Table_map" and event.info.endswith(maps) for event in unread
+        )
+
+    def log_end(self) -> str:
+        """Where the binlog ends, as ``binlog.000003:4711``."""
+        with self._translated("asking where the binlog ends"):
+            last = self._rows("SHOW BINARY LOGS")[-1]
+        return f"{last['Log_name']}:{last['File_size']}"
+
+    def events(self, place: str) -> Iterator[BinlogEvent]:
+        """The events of the binlog after a place; two thousand are read at once."""
+        file, _, start = place.rpartition(":")
+        position = int(start)
+        with self._translated("reading the binlog"):
+            files = [str(row["Log_name"]) for row in self._rows("SHOW BINARY LOGS")]
+        if file not in files:
+            file, position = files[0], _LOG_START
+            yield BinlogEvent(place, REMOVED, "", f"{file}:{position}")
+        for name in files[files.index(file) :]:
+            rows: list[dict[str, Any]] | None = None
+            while rows is None or len(rows) == _EVENTS_MAX:
+                query = "SHOW BINLOG EVENTS IN %s FROM %s LIMIT %s"
+                with self._translated("reading the binlog"):
+                    rows = self._rows(query, name, position, _EVENTS_MAX)
+                for row in rows:
+                    begin, position = f"{name}:{row['Pos']}", int(row["End_log_pos"]) or position
+                    kind, info = str(row["Event_type"]), str(row["Info"])
+                    yield BinlogEvent(begin, kind, info, f"{name}:{position}")
             position = _LOG_START
-        return True
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
         """Insert a signal into our table and delete it; the connector reads it from the binlog."""

@@ -21,6 +21,10 @@ _UNITS: Final[Mapping[str, ColumnUnit]] = {
 COLUMNS: Final = """\
 SELECT column_name AS name, data_type AS type FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
+TABLE_IDS: Final = """\
+SELECT name, table_id AS id,
+  (SELECT max(table_id) FROM information_schema.innodb_sys_tables) AS seen
+FROM information_schema.innodb_sys_tables WHERE name IN %s"""
 
 
 def source_column(name: str, kind: str) -> SourceColumn:

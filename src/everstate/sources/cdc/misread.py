@@ -74,25 +74,28 @@ class ReadTables(Protocol):
 class ColumnCheck:
     """Compares the columns of one capture's tables; keeps which of them need not be read again."""
 
-    def __init__(self, tables: Sequence[str]) -> None:
-        self._tables = tables
+    def __init__(self) -> None:
         self._equal: dict[str, float] = {}
         """Table → time of its last statement, of those whose columns were found equal since."""
 
     def misread(
-        self, database: ReadTables, offset: Mapping[str, Any], history: Iterable[bytes]
+        self,
+        database: ReadTables,
+        tables: Iterable[str],
+        offset: Mapping[str, Any],
+        history: Iterable[bytes],
     ) -> tuple[str, str] | None:
         """The first table that the connector reads wrong, and how; ``None``: there is none.
 
-        ``offset``: the connector's position, which was read before; ``history``: values of its
-        topic of definitions, read only if a table changed since the last call. A table whose last
-        statement the connector may not have read yet is compared later.
+        ``tables``: those that it reads; ``offset``: its position, which was read before;
+        ``history``: values of its topic of definitions, read only if a table changed since the
+        last call. A table whose last statement it may not have read yet is compared later.
         """
         read_s = offset.get("ts_sec")
         if read_s is None or offset.get("snapshot"):
             return None
         due = {}
-        for table in self._tables:
+        for table in tables:
             changed_s = database.changed_s(table)
             if changed_s not in (None, self._equal.get(table)) and changed_s + _AFTER_S < read_s:
                 due[table] = (changed_s, database.columns(table))

@@ -29,6 +29,7 @@ from everstate.sources.cdc.database import (
     InexactColumn,
     Key,
     SetupStep,
+    TableState,
     from_raw,
     key_values,
 )
@@ -50,6 +51,7 @@ from everstate.sources.cdc.postgres_checks import (
     slot_row,
 )
 from everstate.sources.cdc.postgres_tables import (
+    STATES,
     CapturedConnection,
     families,
     identifier,
@@ -120,7 +122,7 @@ class PostgresDatabase:
 
     def release(self) -> list[SetupStep]:
         """Remove the tables from the publication that reject UPDATE and DELETE because of it."""
-        name, steps = self._names.identifier, []
+        name, steps = self._names.identifier, list[SetupStep]()
         with self._translated("releasing the tables"):
             for table, family in families(self._connection, self._members()).items():
                 if all(each.is_writable for each in family):
@@ -129,7 +131,7 @@ class PostgresDatabase:
                 self._connection.execute(drop.format(sql.Identifier(name), identifier(table)))
                 note = f"UPDATE and DELETE of {table} failed while it was published"
                 steps.append(SetupStep(f"table {table} of publication {name}", "removed", note))
-        return steps
+        return [*steps, SetupStep(f"slot {name}", "kept")]
 
     def begin_anew(self) -> list[SetupStep]:
         """Drop the slot: the connector makes another one, which begins where its snapshot ends."""
@@ -203,6 +205,33 @@ class PostgresDatabase:
         with self._translated("reading the columns"):
             return shapes(self._connection, self._capture, self._names.identifier, settings)
 
+    def table_states(self) -> tuple[int, Mapping[str, TableState]]:
+        """Columns by number, and files of tables and partitions by oid."""
+        tables = (list(self._capture.tables),)
+        with self._translated("looking at the tables"):
+            try:
+                with self._connection.transaction():
+                    # The size of a table that is being altered cannot be asked.
+                    self._connection.execute("SET LOCAL lock_timeout = '500ms'")
+                    rows = self._connection.execute(STATES.encode(), tables).fetchall()
+            except psycopg.errors.LockNotAvailable:
+                return 0, {}
+        seen = max((row.pop("seen") for row in rows), default=0)
+        return seen, {row.pop("name"): TableState(**row) for row in rows}
+
+    def has_older_row(self, part: str, seen: int) -> bool:
+        """Whether VACUUM FULL or CLUSTER, and not TRUNCATE, made a new file; takes at most 2 s."""
+        named = "SELECT (%s::oid)::regclass::text AS name"
+        older = "SELECT EXISTS (SELECT FROM ONLY {} WHERE age(xmin) > age(%s::xid)) AS found"
+        try:
+            with self._connection.transaction():
+                # A statement that changes the table waits for the answer.
+                self._connection.execute("SET LOCAL statement_timeout = '2s'")
+                name = (self._one(named, part.partition(".")[0]) or {})["name"]
+                return (self._one(older.format(name), str(seen % 2**32)) or {})["found"] is True
+        except psycopg.Error:
+            return False
+
     def inexact_columns(self) -> list[InexactColumn]:
         """Columns that Debezium does not carry as they are; a pass over tables with days."""
         with self._translated("reading the types of columns"):
@@ -243,6 +272,9 @@ class PostgresDatabase:
         if int(row["lsn"]) >= lsn:
             return None
         return f"its log ends at {int(row['lsn']):,}, and {lsn:,} was read of it before"
+
+    def log_end(self) -> None:
+        """Nobody looks at its log: what is in it was committed as it is."""
 
     def read_mark(self) -> str | None:
         """The text in the table of signals."""

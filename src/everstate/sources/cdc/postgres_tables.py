@@ -26,13 +26,16 @@ _GENERATED_IN_IDENTITY: Final = 180_000
 COLUMN_LISTS: Final = 150_000
 """Since this version a publication may have some columns or rows of a table only."""
 
-_FAMILIES: Final = """\
+_FAMILY: Final = """\
 WITH RECURSIVE family AS (
   SELECT c.oid AS root, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   WHERE n.nspname || '.' || c.relname = ANY (%s) AND c.relkind IN ('r', 'p')
   UNION
   SELECT f.root, i.inhrelid FROM family f JOIN pg_inherits i ON i.inhparent = f.oid
-)
+)"""
+
+_FAMILIES: Final = f"""\
+{_FAMILY}
 SELECT rn.nspname || '.' || r.relname AS root, c.oid, n.nspname || '.' || c.relname AS name,
   c.relkind::text AS kind, c.relpersistence = 'u' AS is_unlogged,
   c.relispartition AS is_partition, c.relreplident::text AS identity,
@@ -83,6 +86,25 @@ FROM typed d JOIN pg_type t ON t.oid = d.type AND t.typtype <> 'd'
 LEFT JOIN pg_type e ON e.typarray = t.oid
 LEFT JOIN pg_type b ON e.typtype = 'd' AND b.oid = e.typbasetype
 ORDER BY d.oid, d.attnum"""
+
+# A partition that was detached and attached again has another entry in `pg_inherits`.
+STATES: Final = f"""\
+{_FAMILY}
+SELECT rn.nspname || '.' || r.relname AS name,
+  txid_snapshot_xmin(txid_current_snapshot()) AS seen,
+  (SELECT jsonb_object_agg(a.attname, concat_ws(' ', a.attnum,
+      format_type(a.atttypid, a.atttypmod),
+      (SELECT jsonb_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_type t JOIN pg_enum e
+       ON e.enumtypid IN (t.oid, t.typelem, t.typbasetype) WHERE t.oid = a.atttypid)))
+   FROM pg_attribute a WHERE a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+  ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = r.oid AND a.attnum > 0
+   AND NOT a.attisdropped AND a.attgenerated <> '') AS generated,
+  (SELECT jsonb_object_agg(concat_ws('.', c.oid, i.xmin::text), concat(c.relfilenode,
+      CASE WHEN c.relkind = 'p' OR pg_relation_size(c.oid) = 0 THEN ' empty' END))
+   FROM family f JOIN pg_class c ON c.oid = f.oid LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
+   WHERE f.root = r.oid) AS parts
+FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
+WHERE r.oid IN (SELECT root FROM family)"""
 
 CapturedConnection = psycopg.Connection[dict[str, Any]]
 

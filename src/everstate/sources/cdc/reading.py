@@ -82,8 +82,22 @@ class TransactionProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=T
     time_us: int | None = None
 
 
-class SourceIdentity(msgspec.Struct, kw_only=True, gc=False):
-    """The database that the capture reads from here on, in a record that `everstate cdc` wrote."""
+class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
+    """What a captured table is made of; only whether it is another than before has a meaning."""
+
+    columns: str
+    """Digest of the columns that a field reads: number, type, labels of an enum."""
+    generated: str
+    """Digest of the names of those that are generated and are not in the log."""
+    parts: dict[str, str]
+    """Id of the table and of each of its partitions → its file; none after it was truncated."""
+
+
+class SourceIdentity(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The database that the capture reads from here on, in a record that `everstate cdc` wrote.
+
+    With epoch 0 it is none of these: the reader reports by it what a record says of tables.
+    """
 
     identity: str
     """An id that no other database server has."""
@@ -91,6 +105,14 @@ class SourceIdentity(msgspec.Struct, kw_only=True, gc=False):
     """Raised each time that the database was restored or replaced by another one."""
     mark: str | None = None
     """The newest mark in that database (``replaced``); ``None``: the one before stays."""
+    tables: dict[str, Fingerprint | None] = {}
+    """Those that changed since the record before (``fingerprint``); ``None``: truncated."""
+    seen: int = 0
+    """When these were seen: all older transactions had ended. 0: the one before stays."""
+    gone: dict[str, str] = {}
+    """Table → what `cdc status` shows of rows that it lost, of which the log says nothing."""
+    may_delete: int = 0
+    """So many entities of a table may a snapshot of this epoch delete, whatever share they are."""
 
 
 class UnknownTable(msgspec.Struct, kw_only=True, gc=False):
@@ -129,8 +151,8 @@ _TRUNCATED_OURS: Final = (
     "{said}, and `everstate cdc snapshot {capture} --new-epoch` deletes now each entity whose row"
     " is gone"
 )
-_REPLACED: Final = (
-    "the table was {how}, and its entities stay as they were; `everstate cdc snapshot {capture}"
+STAY: Final = (
+    "{how}, and its entities stay as they were; `everstate cdc snapshot {capture}"
     " --new-epoch` brings them to what the table of that name has now"
 )
 _LEFT_OUT: Final = (
@@ -227,6 +249,9 @@ class RawReader:
                         continue
                 keys = self.capture.tables[table].key_columns
                 found += [self._mapped(table, part, is_odd) for part in moved(row, keys)]
+                if row.op == "t" and not name:
+                    # All rows that the table has now will come as events.
+                    found.append(SourceIdentity(identity="", epoch=0, tables={table: None}))
             if len(found) > 1:
                 _number_repeats(found)
             return found
@@ -317,11 +342,15 @@ class RawReader:
             for place in debezium.unknown_tables(value)
             if (table := self.declared(*place))
         ]
-        return unknown or [
-            RefusedRow(table=table, reason=_REPLACED.format(how=how, capture=self.capture.name))
+        gone = {
+            table: STAY.format(how=f"the table was {how}", capture=self.capture.name)
             for database, name, how in debezium.replaced_tables(value)
             if (table := self.declared(database, name))
-        ]
+        }
+        if unknown or not gone:
+            return unknown
+        refused = [RefusedRow(table=table, reason=reason) for table, reason in gone.items()]
+        return [*refused, SourceIdentity(identity="", epoch=0, gone=gone)]
 
     @cached_property
     def _named(self) -> dict[tuple[Any, Any], str]:

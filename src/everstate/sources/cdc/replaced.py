@@ -11,7 +11,7 @@ clean role write one with the server's identity, the epoch of its positions, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
@@ -26,12 +26,13 @@ from everstate.log.record import OutRecord
 from everstate.sources.cdc.balance import decode_note, publisher_name
 from everstate.sources.cdc.database import CapturedDatabase
 from everstate.sources.cdc.names import CaptureNames
-from everstate.sources.cdc.reading import SourceIdentity, encode_source
+from everstate.sources.cdc.reading import Fingerprint, SourceIdentity, encode_source
 from everstate.sources.cdc.rows import KIND, SOURCE
 from everstate.sources.cdc.stream import StreamStanding
 
 EPOCH: Final = "everstate.epoch"
 """Setting of a connector that Debezium ignores: the epoch of the positions that it writes."""
+_NONE: Final[Mapping[str, Fingerprint]] = {}
 _EARLIER: Final = "it is an earlier copy, without the mark that was written into its table"
 
 
@@ -43,6 +44,12 @@ class Mark(msgspec.Struct, frozen=True):
     """The mark before it, which may be the one that cleaning knows yet."""
     message: str = "By this row everstate notices that the database was restored"
     """The connector writes it into its log when the row is inserted."""
+    looked_at: str | None = None
+    """Up to where its log was looked at for what the connector does not see (decision 88)."""
+    prepared: dict[str, list[str]] = {}
+    """XA transaction that has not ended → captured tables of which it has rows."""
+    unseen: dict[str, str] = {}
+    """Table whose rows in the raw log are not those that were committed → the problem."""
 
 
 def known_standing(config: Config, capture: Capture) -> StreamStanding:
@@ -128,16 +135,19 @@ def mark_of(text: str | None) -> Mark | None:
 
 def new_mark(database: CapturedDatabase) -> str:
     """Write the first mark into a database that is read from its beginning; out: the mark."""
-    mark = Mark(uuid4().hex)
+    mark = Mark(uuid4().hex, looked_at=database.log_end())
     database.write_mark(msgspec.json.encode(mark).decode(), None)
     return mark.mark
 
 
-def renew_mark(database: CapturedDatabase, known: str | None) -> str | None:
+def renew_mark(
+    database: CapturedDatabase, known: str | None, look: Callable[[Mark], Mark] = lambda mark: mark
+) -> str | None:
     """Write the next mark; out: the newest, for the raw log; ``None``: another process wrote one.
 
-    While cleaning does not know the last one yet, that one stays: the text has two marks, and one
-    of them must be the mark that cleaning knows.
+    ``look``: adds to a mark what the connector does not see. While cleaning does not know the last
+    one yet, that one stays: the text has two marks, and one of them must be the mark that cleaning
+    knows.
     """
     text = database.read_mark()
     found = mark_of(text)
@@ -145,15 +155,24 @@ def renew_mark(database: CapturedDatabase, known: str | None) -> str | None:
         return new_mark(database)
     if known != found.mark:
         return found.mark
-    mark = Mark(uuid4().hex, found.mark)
+    mark = look(msgspec.structs.replace(found, mark=uuid4().hex, before=found.mark))
     return mark.mark if database.write_mark(msgspec.json.encode(mark).decode(), text) else None
 
 
 def write_source(
-    config: Config, names: CaptureNames, identity: str, epoch: int, mark: str | None
+    config: Config,
+    names: CaptureNames,
+    identity: str,
+    epoch: int,
+    mark: str | None,
+    tables: Mapping[str, Fingerprint] = _NONE,
+    seen: int = 0,
+    may_delete: int = 0,
 ) -> None:
     """Write a record into the raw log that names the database that is read from here on."""
-    value = encode_source(SourceIdentity(identity=identity, epoch=epoch, mark=mark))
+    source = SourceIdentity(identity=identity, epoch=epoch, mark=mark, tables=dict(tables))
+    source.seen, source.may_delete = seen, may_delete
+    value = encode_source(source)
     with Producer(config, client_id="everstate-cdc") as producer:
         producer.send(OutRecord(names.raw_log, None, value, [(KIND, SOURCE)]))
         producer.flush()

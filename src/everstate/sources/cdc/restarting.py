@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 from prometheus_client import Counter
 
@@ -45,40 +45,6 @@ STEADY_S: Final = 60.0
 """A connector that ran for this many seconds after its pause is restarted at once when it fails."""
 
 
-class Failing(Protocol):
-    """A connector that may fail and be restarted (:class:`Capturing` is one)."""
-
-    def failure(self) -> str | None:
-        """Why it does not run; ``None``: it has not failed."""
-
-    def restart_failed(self) -> str | None:
-        """Restart the parts that failed; raises Unavailable when it can be retried soon.
-
-        Out: the table that was removed from its snapshot, and why; ``None``: none was.
-        """
-
-    def bring_up_to_date(self) -> bool:
-        """Give a connector of an earlier version what cleaning needs; out: whether it lacked it."""
-
-    def check_source(self, *, renew: bool = False) -> None:
-        """Raise SourceReplaced when its database is not the one that it read before.
-
-        ``renew``: write into it how far it was seen.
-        """
-
-    def pause(self) -> None:
-        """Stop reading."""
-
-    def running_position(self) -> Mapping[str, Any]:
-        """The stored source position; empty when it does not run."""
-
-    def nudge(self) -> None:
-        """Write a change for it to read."""
-
-    def restart_reading(self) -> None:
-        """Restart it although it has not failed."""
-
-
 class Restarter:
     """Restarts one capture's connector when it has failed, after a time that grows.
 
@@ -88,7 +54,7 @@ class Restarter:
     def __init__(
         self,
         name: str,
-        find: Callable[[], Failing],
+        find: Callable[[], Capturing],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -142,7 +108,7 @@ class Restarter:
             )
         return True
 
-    def _ask_source(self, capturing: Failing, now_s: float) -> None:
+    def _ask_source(self, capturing: Capturing, now_s: float) -> None:
         """Pause a connector whose database was replaced: its rows could not be put in order."""
         if now_s - self._asked_at_s >= LOOK_SOURCE_S:
             self._asked_at_s, self._replaced = now_s, None
@@ -155,7 +121,7 @@ class Restarter:
         if self._replaced is not None:
             raise self._replaced
 
-    def _look_at_snapshot(self, capturing: Failing, now_s: float) -> None:
+    def _look_at_snapshot(self, capturing: Capturing, now_s: float) -> None:
         """Restart a connector whose snapshot halted: it resumes, or fails with the reason."""
         if now_s - self._looked_at_s < LOOK_SNAPSHOT_S:
             return
@@ -198,7 +164,7 @@ def restarters_of(
     """
 
     def restarter(capture: Capture) -> Restarter:
-        columns = ColumnCheck(capture.captured_tables)
+        columns = ColumnCheck()
         return Restarter(
             capture.name,
             lambda: Capturing(

@@ -77,6 +77,7 @@ def snapshot(
         raise InvalidCapture(capture.name, "give a condition or a key, not both")
     tables = list(capture.captured_tables) if table is None else [declared(capturing, table)]
     capturing.require_running()
+    capturing.refuse_left_out(tables)
     began = time.monotonic()
     with (
         Consumer(config, client_id="everstate-cdc") as consumer,

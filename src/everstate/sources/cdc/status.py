@@ -10,12 +10,23 @@ from typing import Any, Final
 from everstate.sources.cdc.database import ConnectorStanding, Finding
 from everstate.sources.cdc.halted import source_time_s
 
-_UNREAD: Final = re.compile(
-    r"DDL statement couldn't be parsed\..*? with the statement '(.*?)'$", re.DOTALL | re.MULTILINE
-)
+_UNFIT: Final = r"Error processing row in (.+?), internal schema size (\d+), but row size (\d+)"
 DISCARDED: Final = "its position was discarded, and no snapshot has begun"
 """Of a connector that a new epoch has stopped, and that was not started again."""
-_GONE: Final = "this is no longer available on the server"
+_TOLD: Final = {
+    r"DDL statement couldn't be parsed\..*? with the statement '(.*?)'$": (
+        "Debezium cannot read the statement {}; {again}, and goes on after it"
+    ),
+    _UNFIT: (
+        "the binlog has rows of {0} with {2} columns where Debezium knows {1}: a session's "
+        "binlog_row_image was not FULL, or a statement changed the columns in a way that Debezium "
+        "does not follow; {again}, and goes on after them"
+    ),
+    "this is no longer available on the server": (
+        "the server no longer has the log after the stored position; {again}"
+    ),
+}
+"""What is in a trace of Debezium → the sentence that is told instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +97,12 @@ def told_by(status: CaptureStatus, findings: Iterable[Finding]) -> list[Finding]
     return told
 
 
-def states_of(status: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
+def states_of(status: Mapping[str, Any], capture: str) -> tuple[str, str | None, str | None]:
     """State of the connector, state of its task, and one line with the cause of a failure."""
     tasks = status.get("tasks") or []
     trace, task = trace_of(status), tasks[0]["state"] if tasks else None
-    return str(status["connector"]["state"]), task, None if trace is None else _cause(trace)
+    cause = None if trace is None else _cause(trace, capture)
+    return str(status["connector"]["state"]), task, cause
 
 
 def trace_of(status: Mapping[str, Any]) -> str | None:
@@ -99,23 +111,25 @@ def trace_of(status: Mapping[str, Any]) -> str | None:
     return next((str(part["trace"]) for part in parts if part.get("trace")), None)
 
 
-def _cause(trace: str) -> str:
+def unfit_table(trace: str | None, tables: Iterable[str]) -> str | None:
+    """The captured table at whose rows a connector of MariaDB failed; ``None``: it is not known."""
+    # Debezium names it without its database.
+    unfit = re.search(_UNFIT, trace or "")
+    named = [table for table in tables if unfit and table.partition(".")[2] == unfit[1]]
+    return named[0] if len(named) == 1 else None
+
+
+def _cause(trace: str, capture: str) -> str:
     """The innermost reason of a Java trace that says anything, in one line."""
-    unread = _UNREAD.search(trace)
-    if unread is not None:
-        return (
-            f"Debezium cannot read the statement {' '.join(unread[1].split())}; `everstate cdc "
-            "snapshot --new-epoch` reads all rows as they are now, and goes on after it"
-        )
-    if _GONE in trace:
-        return (
-            "the server no longer has the log after the stored position; `everstate cdc "
-            "snapshot --new-epoch` reads all rows as they are now"
-        )
+    for known, sentence in _TOLD.items():
+        found = re.search(known, trace, re.DOTALL | re.MULTILINE)
+        if found is not None:
+            parts = (" ".join(part.split()) for part in found.groups())
+            return sentence.format(*parts, again=reads_anew(capture))
     lines = [line.strip() for line in trace.splitlines()]
     causes = [line for line in lines if line.startswith("Caused by: ")] or lines[:1]
-    found = [each.removeprefix("Caused by: ") for each in causes]
-    return ([each for each in found if ": " in each] or found)[-1]
+    reasons = [each.removeprefix("Caused by: ") for each in causes]
+    return ([each for each in reasons if ": " in each] or reasons)[-1]
 
 
 def age_s(offset: Mapping[str, Any], now_s: float) -> float | None:

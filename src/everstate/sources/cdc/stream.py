@@ -31,6 +31,8 @@ from everstate.sources.cdc.columns import (
     decode_refusal,
     decode_source,
 )
+from everstate.sources.cdc.reading import Fingerprint
+from everstate.sources.cdc.shapes.debezium import ends
 from everstate.sources.cdc.shapes.places import lacks_position
 
 logger = logging.getLogger("everstate.sources.cdc")
@@ -91,6 +93,12 @@ class StreamStanding(msgspec.Struct, omit_defaults=True):
     snapshot: SnapshotRun | None = None
     mark: str | None = None
     """The newest mark in that database (``replaced``); ``None``: none is known."""
+    tables: dict[str, Fingerprint | None] = {}
+    seen: int = 0
+    """When its tables were looked at last, and were ``tables`` (``SourceIdentity``)."""
+    gone: dict[str, str] = {}
+    """Table → why entities without a row stay in this epoch, and what deletes them."""
+    may_delete: int = 0
 
 
 class _Images(msgspec.Struct):
@@ -153,6 +161,8 @@ class Stream:
         """The standing before the rows that wait; ``None``: no row waits."""
         self._replaced: SourceReplaced | None = None
         self._snapshot = now.snapshot
+        self._tables, self._seen, self._gone = now.tables, now.seen, now.gone
+        self.may_delete = now.may_delete
         self.ended: EndedSnapshot | None = None
         """A snapshot that must be compared with the known entities before more rows are ready."""
         self._rest = Rows.none()
@@ -231,10 +241,14 @@ class Stream:
         if self._replaced is not None:
             raise self._replaced
 
-    def compared(self) -> None:
-        """Record that the ended snapshot was compared; :meth:`resume` continues after it."""
+    def compared(self, kept: Mapping[str, str]) -> None:
+        """Record that the ended snapshot was compared; :meth:`resume` continues after it.
+
+        ``kept``: table → why entities that it lacks were not deleted.
+        """
         now = self._snapshot
         assert now is not None
+        self._gone = {**self._gone, **kept}
         # Kept until rows of the source's log follow: one more first snapshot must be compared too.
         self._snapshot = SnapshotRun(now.position, now.first)
         self._kept = self._now()
@@ -376,7 +390,7 @@ class Stream:
         """Whether a record that is no row of the source's log ends the open transaction."""
         what, block = rows.what[at], self._open
         if what == ENDED:
-            return block is not None and rows.tx[at] == block.id
+            return block is not None and ends(rows.tx[at], block.id)
         if what == SOURCE:
             return self._begins(rows.rest[at])
         # Rows of an incremental snapshot have no position, and may be within a transaction.
@@ -414,6 +428,10 @@ class Stream:
             identity=self._identity,
             snapshot=self._snapshot,
             mark=self._mark,
+            tables=self._tables,
+            seen=self._seen,
+            gone=self._gone,
+            may_delete=self.may_delete,
         )
 
     def _begins(self, rest: bytes | None) -> bool:
@@ -423,9 +441,19 @@ class Stream:
             self._epoch, self._identity, self._mark = source.epoch, source.identity, source.mark
             self._place, self._group, self._time_us = b"", set(), 0
             self._snapshot = SnapshotRun(is_again=True)
+            self._tables, self._seen, self._gone = source.tables, source.seen, {}
+            self.may_delete = source.may_delete
             return self._open is not None
         if source.epoch == self._epoch and self._identity in (None, source.identity):
             self._identity, self._mark = source.identity, source.mark or self._mark
+        if source.epoch in (0, self._epoch):
+            tables = dict(self._tables)
+            for table, one in source.tables.items():
+                before = tables.get(table)
+                # Of a table that was truncated, other files say nothing, and other columns do.
+                tables[table] = one or (before and msgspec.structs.replace(before, parts={}))
+            self._tables = tables
+            self._seen, self._gone = source.seen or self._seen, {**self._gone, **source.gone}
         return False
 
     def _other_source(self, rest: bytes | None) -> str | None:

@@ -21,12 +21,11 @@ from everstate.errors import (
     EverstateError,
     NotPermitted,
     PreconditionFailed,
-    RequestTooLarge,
     TooManyRequests,
     Unauthenticated,
 )
 from everstate.http.answers import check_length, content_type_of
-from everstate.http.asgi import KEY, beside_loop, headers_of
+from everstate.http.asgi import KEY, beside_loop, headers_of, read_body
 from everstate.http.callers import idempotency_key_of, occurred_at_of
 from everstate.http.conditions import parse_condition
 from everstate.http.masks import NO_MASK, Mask
@@ -148,7 +147,7 @@ def _add(
             command_id = _command_id(provenance, group.name, key, idempotency_key)
             condition = None if if_match is None else ", ".join(if_match)
             match = parse_condition("If-Match", condition)
-            body = await _body(request, body_bytes_max)
+            body = await read_body(request, body_bytes_max)
             answer = await client.send_async(
                 group.name,
                 key,
@@ -190,15 +189,6 @@ def _add(
         },
         description=(model.__doc__ or f"Command {name}.").strip(),
     )
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise RequestTooLarge(limit)
-    return bytes(body)
 
 
 def _command_id(

@@ -17,7 +17,7 @@ from everstate.changes.tokens import written_token
 from everstate.errors import InvalidBody
 from everstate.http import openapi as says
 from everstate.http.answers import JSON, HttpAnswer, HttpRequest, content_type_of, masked
-from everstate.http.asgi import KEY, AnswerPast, Desk, beside_loop, respond
+from everstate.http.asgi import KEY, AnswerPast, Desk, add_route, beside_loop, respond
 from everstate.http.callers import TOKEN, WAIT_FOR, occurred_at_of, provenance_of, text
 from everstate.http.conditions import etag
 from everstate.http.openapi import Schemas
@@ -38,17 +38,15 @@ def event_router(
     schemas: Schemas,
     find: Find,
     past: AnswerPast,
-    *,
-    api_version: str = "v1",
 ) -> APIRouter:
     """`POST /v1/{entity}` and `GET /v1/{entity}/{key}`; facts have no PUT, PATCH or DELETE."""
     name, local = entity_type.name, desk.callers.local
-    path = f"/{api_version}/{name}"
+    path = f"/v1/{name}"
     router = APIRouter(tags=[name])
 
     async def append(request: Request) -> Response:
         incoming = await desk.read(request, name, "write")
-        call = partial(_append, incoming, entity_type, log, project, api_version)
+        call = partial(_append, incoming, entity_type, log, project)
         acknowledged, answer = await beside_loop(len(incoming.body), call)
         await asyncio.wrap_future(acknowledged)
         return respond(answer)
@@ -68,42 +66,36 @@ def event_router(
     state = schemas.read(entity_type)
     taken = says.answers(201, 400, 409, 413, 415, 422, schema=state, secured=not local)
     found = says.answers(200, 304, 400, 404, 422, 504, schema=state, secured=not local)
-    router.add_api_route(
-        path,
-        append,
-        methods=["POST"],
+    add_route(
+        *(router, "POST", path, append),
         status_code=201,
-        operation_id=f"append_{name}",
+        name=f"append_{name}",
         summary=f"Append a {name} to the log; a repeated one counts once",
         responses=says.with_headers(taken, "ETag", "Location", TOKEN, statuses=(201,)),
-        openapi_extra={
-            "parameters": says.provenance_headers(local=local),
-            "requestBody": says.entity_body(schemas, entity_type),
-        },
+        parameters=says.provenance_headers(local=local),
+        body=says.entity_body(schemas, entity_type),
     )
-    router.add_api_route(
-        f"{path}/{KEY}",
-        read,
-        methods=["GET"],
-        operation_id=f"read_{name}",
+    add_route(
+        *(router, "GET", f"{path}/{KEY}", read),
+        name=f"read_{name}",
         summary=f"Read a {name} from the views",
         responses=says.with_headers(found, "ETag", statuses=(200, 304)),
-        openapi_extra={"parameters": [*says.conditions()[1:], says.wait_for(), *says.past()]},
+        parameters=[*says.conditions()[1:], says.wait_for(), *says.past()],
     )
     return router
 
 
 def _append(
-    incoming: HttpRequest, entity_type: EntityType, log: EventLog, project: str, api_version: str
+    incoming: HttpRequest, entity_type: EntityType, log: EventLog, project: str
 ) -> tuple[Future[None], HttpAnswer]:
     """Send the event in a body; the answer is for when the future is done."""
     name, (event, key) = entity_type.name, _event_of(entity_type, incoming)
     given = incoming.headers, incoming.caller
-    writer = provenance_of(*given, api_version=api_version, entity=name, key=key)
+    writer = provenance_of(*given, api_version="v1", entity=name, key=key)
     at = _occurred_at(incoming, event)
     acknowledged = log.append(name, event, provenance=writer, occurred_at=at)
     token = str(written_token(project, name, key, _VERSION))
-    location = f"/{api_version}/{name}/{quote(key, safe='')}"
+    location = f"/v1/{name}/{quote(key, safe='')}"
     headers = {"ETag": etag(_VERSION), "Location": location, TOKEN: token}
     answer = HttpAnswer(201, headers, entity_type.encode(event).decode())
     return acknowledged, masked(answer, incoming.mask)

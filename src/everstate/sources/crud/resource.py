@@ -93,7 +93,6 @@ class Resource:
         store: Store,
         *,
         project: str,
-        api_version: str = "v1",
         page_max: int = 500,
         message_bytes_max: int = 1_048_576,
     ) -> None:
@@ -104,10 +103,10 @@ class Resource:
         self._project = project
         self.store, self.entity_type = store, store.entity_type
         self.name = self.entity_type.name
-        self.path = f"/{api_version}/{self.name}"
+        self.path = f"/v1/{self.name}"
         self.page_max = page_max
         self.filters = Filters(self.entity_type)
-        self._api_version, self._message_bytes_max = api_version, message_bytes_max
+        self._message_bytes_max = message_bytes_max
 
     def create(self, incoming: HttpRequest) -> HttpAnswer:
         """`POST`: a new entity, 201; raises AlreadyExists (409) with the present version."""
@@ -345,13 +344,8 @@ class Resource:
 
     def _said(self, incoming: HttpRequest, key: str) -> Write:
         """Provenance and time of a write of this key; checked before anything is read."""
-        provenance = provenance_of(
-            incoming.headers,
-            incoming.caller,
-            api_version=self._api_version,
-            entity=self.name,
-            key=key,
-        )
+        given = incoming.headers, incoming.caller
+        provenance = provenance_of(*given, api_version="v1", entity=self.name, key=key)
         return Write(key=key, provenance=provenance, occurred_at=occurred_at_of(incoming.headers))
 
     def _missing(self, key: str, version: int | None = None) -> NotFound:

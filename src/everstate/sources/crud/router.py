@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from everstate.http import openapi as says
-from everstate.http.asgi import KEY, AnswerPast, Desk, respond
+from everstate.http.asgi import KEY, AnswerPast, Desk, add_route
 from everstate.http.callers import TOKEN
 from everstate.http.openapi import Schemas
 from everstate.sources.crud.openapi import list_parameters, patch_body
@@ -34,58 +31,54 @@ def _add_collection(router: APIRouter, resource: Resource, desk: Desk, schemas: 
     name, kind, local = resource.name, resource.entity_type, desk.callers.local
 
     async def create(request: Request) -> Response:
-        incoming = await desk.read(request, name, "write")
-        return respond(await desk.work(partial(resource.create, incoming)))
+        return await desk.answer(request, name, "write", resource.create)
 
     async def listed(request: Request) -> Response:
-        incoming = await desk.read(request, name, "read")
         parameters = request.query_params.multi_items()
-        return respond(await desk.work(partial(resource.list, incoming, parameters)))
+        return await desk.answer(
+            request, name, "read", lambda asked: resource.list(asked, parameters)
+        )
 
     state = schemas.read(kind)
     made = says.answers(201, 400, 409, 413, 415, 422, schema=state, secured=not local)
     # 200: a repeated request gets the first answer, which was kept.
-    router.add_api_route(
-        resource.path,
-        create,
-        methods=["POST"],
+    add_route(
+        *(router, "POST", resource.path, create),
         status_code=201,
-        operation_id=f"create_{name}",
+        name=f"create_{name}",
         summary=f"Create a {name}",
         responses=says.with_headers(made, "ETag", "Location", TOKEN, statuses=(201,)),
-        openapi_extra=_extra(says.write_headers(local=local), says.entity_body(schemas, kind)),
+        parameters=says.write_headers(local=local),
+        body=says.entity_body(schemas, kind),
     )
-    router.add_api_route(
-        resource.path,
-        listed,
-        methods=["GET"],
-        operation_id=f"list_{name}",
+    add_route(
+        *(router, "GET", resource.path, listed),
+        name=f"list_{name}",
         summary=f"List {name} entities, a page at a time",
         responses=says.answers(200, 400, schema=schemas.page(kind), secured=not local),
-        openapi_extra=_extra(list_parameters(resource.filters, resource.page_max)),
+        parameters=list_parameters(resource.filters, resource.page_max),
     )
 
 
 def _add_reading(
     router: APIRouter, resource: Resource, desk: Desk, schemas: Schemas, past: AnswerPast
 ) -> None:
+    name = resource.name
+
     async def read(request: Request, key: str) -> Response:
-        found = await past(request, resource.name, key)
+        found = await past(request, name, key)
         if found is not None:
             return found
-        incoming = await desk.read(request, resource.name, "read")
-        return respond(await desk.work(partial(resource.read, incoming, key)))
+        return await desk.answer(request, name, "read", lambda asked: resource.read(asked, key))
 
     state = schemas.read(resource.entity_type)
     found = says.answers(*_READ, schema=state, secured=not desk.callers.local)
-    router.add_api_route(
-        f"{resource.path}/{KEY}",
-        read,
-        methods=["GET"],
-        operation_id=f"read_{resource.name}",
-        summary=f"Read a {resource.name} from its source of truth, or a past state from the views",
+    add_route(
+        *(router, "GET", f"{resource.path}/{KEY}", read),
+        name=f"read_{name}",
+        summary=f"Read a {name} from its source of truth, or a past state from the views",
         responses=says.with_headers(found, "ETag", statuses=(200, 304)),
-        openapi_extra=_extra([*says.conditions(), *says.past(), says.wait_for()]),
+        parameters=[*says.conditions(), *says.past(), says.wait_for()],
     )
 
 
@@ -95,51 +88,40 @@ def _add_writing(router: APIRouter, resource: Resource, desk: Desk, schemas: Sch
     headers = says.conditions() + says.write_headers(local=local)
 
     async def replace(request: Request, key: str) -> Response:
-        incoming = await desk.read(request, name, "write")
-        return respond(await desk.work(partial(resource.replace, incoming, key)))
+        return await desk.answer(request, name, "write", lambda asked: resource.replace(asked, key))
 
     async def patch(request: Request, key: str) -> Response:
-        incoming = await desk.read(request, name, "write")
-        return respond(await desk.work(partial(resource.patch, incoming, key)))
+        return await desk.answer(request, name, "write", lambda asked: resource.patch(asked, key))
 
     async def delete(request: Request, key: str) -> Response:
-        incoming = await desk.read(request, name, "write")
-        return respond(await desk.work(partial(resource.delete, incoming, key)))
+        return await desk.answer(request, name, "write", lambda asked: resource.delete(asked, key))
 
     replaced = says.answers(200, 201, *_WRITTEN, schema=state, secured=not local)
     replaced = says.with_headers(replaced, "ETag", TOKEN, statuses=(200, 201))
     patched = says.answers(200, 404, *_WRITTEN, schema=state, secured=not local)
-    router.add_api_route(
-        place,
-        replace,
-        methods=["PUT"],
-        operation_id=f"replace_{name}",
+    add_route(
+        *(router, "PUT", place, replace),
+        name=f"replace_{name}",
         summary=f"Replace a {name}, or create it",
         responses=says.with_headers(replaced, "Location", statuses=(201,)),
-        openapi_extra=_extra(headers, says.entity_body(schemas, resource.entity_type)),
+        parameters=headers,
+        body=says.entity_body(schemas, resource.entity_type),
     )
-    router.add_api_route(
-        place,
-        patch,
-        methods=["PATCH"],
-        operation_id=f"patch_{name}",
+    add_route(
+        *(router, "PATCH", place, patch),
+        name=f"patch_{name}",
         summary=f"Change parts of a {name}",
         responses=says.with_headers(patched, "ETag", TOKEN, statuses=(200,)),
-        openapi_extra=_extra(headers, patch_body()),
+        parameters=headers,
+        body=patch_body(),
     )
     deleted = says.answers(204, 400, 404, 412, 413, 422, secured=not local)
-    router.add_api_route(
-        place,
-        delete,
-        methods=["DELETE"],
+    add_route(
+        *(router, "DELETE", place, delete),
         status_code=204,
         response_class=Response,
-        operation_id=f"delete_{name}",
+        name=f"delete_{name}",
         summary=f"Delete a {name}; its version is kept",
         responses=says.with_headers(deleted, VERSION, TOKEN, statuses=(204,)),
-        openapi_extra=_extra(headers),
+        parameters=headers,
     )
-
-
-def _extra(parameters: list[dict[str, Any]], body: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"parameters": parameters, **({} if body is None else {"requestBody": body})}

@@ -10,6 +10,8 @@ from everstate.lazily import loader
 
 if TYPE_CHECKING:
     from everstate.views.control.control import Control as Control
+    from everstate.views.control.control import ControlConnection as ControlConnection
+    from everstate.views.control.control import opened_control as opened_control
     from everstate.views.control.dead_letters import DeadChange as DeadChange
     from everstate.views.control.positions import Counters as Counters
     from everstate.views.control.positions import ViewPosition as ViewPosition
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 __getattr__ = loader(
     __name__,
     {
-        "everstate.views.control.control": ("Control",),
+        "everstate.views.control.control": ("Control", "ControlConnection", "opened_control"),
         "everstate.views.control.dead_letters": ("DeadChange",),
         "everstate.views.control.positions": ("Counters", "ViewPosition"),
         "everstate.views.control.registry": (

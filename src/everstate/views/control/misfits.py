@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from psycopg import sql
 
 from everstate.views.control.schema import Schema
-from everstate.views.misfits import Misfit, MisfitCount
-from everstate.views.tables import Core
+from everstate.views.misfits import Misfit
 
 
 class Misfits(Schema):
     """Values of accepted states that did not fit the model when the core read them."""
-
-    def add_misfits(self, core: Core, partition: int, found: Sequence[MisfitCount]) -> None:
-        """Add to the counts of a partition."""
-        query = sql.SQL(
-            "INSERT INTO {} AS known (entity, generation, partition, field, schema_version, count, "
-            "first_offset, last_offset) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) "
-            "ON CONFLICT (entity, generation, partition, field, schema_version) DO UPDATE SET "
-            "count = known.count + excluded.count, "
-            "first_offset = least(known.first_offset, excluded.first_offset), "
-            "last_offset = greatest(known.last_offset, excluded.last_offset), seen_at = now()"
-        ).format(self.table("misfit"))
-        place = (core.entity, core.generation, partition)
-        with self.connection.cursor() as cursor:
-            cursor.executemany(query, [(*place, *each) for each in found])
 
     def misfits(self, entity: str | None = None) -> list[Misfit]:
         """Misfits by entity type, field and schema version, over all partitions."""

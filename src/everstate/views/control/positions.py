@@ -115,16 +115,6 @@ class Positions(Schema):
         place = (table.view, table.version, generation, partition, table.fingerprint)
         return self.connection.execute(query, place).fetchone() is not None
 
-    def take_core(self, core: Core, partition: int, start: int, end: int) -> bool:
-        """Compare and swap the core's position (C11); returns whether it was at ``start``."""
-        query = sql.SQL(
-            "UPDATE {} SET next_offset = %s, updated_at = now() WHERE " + _PLACE + " "
-            "AND next_offset = %s AND fingerprint = %s"
-        ).format(self.table("position"))
-        place = (core.view, core.version, core.generation, partition)
-        values = (end, *place, start, CORE_FINGERPRINT)
-        return self.connection.execute(query, values).rowcount == 1
-
     def take_view(
         self, table: KeptTable, generation: int, partition: int, start: int, end: int
     ) -> bool:
@@ -145,31 +135,6 @@ class Positions(Schema):
         values = (end, *place, start, table.fingerprint)
         return self.connection.execute(query, values).fetchone() is not None
 
-    def take_riders(
-        self, riders: Sequence[KeptTable], generation: int, partition: int, start: int, end: int
-    ) -> set[str]:
-        """Move the riders whose position is ``start``; returns the names of their tables.
-
-        A rider whose position a trailing step has locked is skipped, without waiting.
-        """
-        query = sql.SQL(
-            "WITH mine AS (SELECT place.ctid FROM {0} AS place "
-            "JOIN unnest(%s::text[], %s::int[], %s::text[]) AS wanted(view, version, fingerprint) "
-            "USING (view, version, fingerprint) "
-            "WHERE generation = %s AND partition = %s AND next_offset = %s "
-            "FOR UPDATE OF place SKIP LOCKED) "
-            "UPDATE {0} AS place SET next_offset = %s, updated_at = now() FROM mine "
-            "WHERE place.ctid = mine.ctid RETURNING place.view, place.version"
-        ).format(self.table("position"))
-        lists = (
-            [table.view for table in riders],
-            [table.version for table in riders],
-            [table.fingerprint for table in riders],
-        )
-        rows = self.connection.execute(query, (*lists, generation, partition, start, end))
-        moved = set(rows.fetchall())
-        return {table.name for table in riders if (table.view, table.version) in moved}
-
     def core_position(
         self, core: Core, partition: int, *, hold: bool = False, waits: bool = True
     ) -> int | None:
@@ -186,13 +151,6 @@ class Positions(Schema):
         ).format(self.table("position"))
         place = (core.view, core.version, core.generation, partition, CORE_FINGERPRINT)
         row = self.connection.execute(query, place).fetchone()
-        return None if row is None else int(row[0])
-
-    def view_position(self, table: KeptTable, generation: int, partition: int) -> int | None:
-        """The position of one version of a view in a partition."""
-        query = sql.SQL("SELECT next_offset FROM {} WHERE " + _PLACE)
-        place = (table.view, table.version, generation, partition)
-        row = self.connection.execute(query.format(self.table("position")), place).fetchone()
         return None if row is None else int(row[0])
 
     def advance(self, core: Core, ranges: Mapping[int, Range]) -> None:
@@ -227,14 +185,6 @@ class Positions(Schema):
                 [table.fingerprint for table in core.riders],
             ),
         )
-
-    def count(self, core: Core, partition: int, gained: tuple[int, int, int, int]) -> None:
-        """Add to the counters: applied, duplicate, held and dead."""
-        query = sql.SQL(
-            "UPDATE {} SET applied = applied + %s, duplicate = duplicate + %s, held = held + %s, "
-            "dead = dead + %s WHERE entity = %s AND generation = %s AND partition = %s"
-        ).format(self.table("counters"))
-        self.connection.execute(query, (*gained, core.entity, core.generation, partition))
 
     def counters(self, entity: str) -> Counters:
         """The counters of an entity type, summed over its partitions."""

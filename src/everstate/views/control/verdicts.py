@@ -13,9 +13,11 @@ from psycopg import sql
 from everstate.errors import DataLoss, HeldOverflow
 from everstate.log.positions import Range
 from everstate.views.control.notes import Notes
-from everstate.views.core import Held
+from everstate.views.control.schema import Connection, Schema
+from everstate.views.core import Applied, Held
 from everstate.views.gate import CONFLICT, HeldRow
-from everstate.views.tables import Core
+from everstate.views.misfits import MisfitCount
+from everstate.views.tables import CORE_FINGERPRINT, Core, KeptTable
 from everstate.views.trailing import Exceptions
 
 _PLACE: Final = "entity = %s AND generation = %s AND partition = %s"
@@ -31,20 +33,64 @@ class WaitingKey:
     since: datetime
 
 
-class Verdicts(Notes):
-    """The tables of held changes, duplicates and dead records."""
+class CoreTables(Schema):
+    """What the transaction of a core reads and writes of one partition in the control tables.
 
-    def held_keys(self, core: Core, partition: int) -> set[str]:
-        """Keys of a partition with held changes."""
+    See :class:`everstate.views.core.CoreTransaction`.
+    """
+
+    def __init__(
+        self, connection: Connection, schema_name: str, core: Core, partition: int
+    ) -> None:
+        super().__init__(connection, schema_name)
+        self.core, self.partition = core, partition
+
+    @property
+    def _place(self) -> tuple[str, int, int]:
+        return (self.core.entity, self.core.generation, self.partition)
+
+    def take(self, start: int, end: int) -> bool:
+        """Compare and swap the core's position (C11); returns whether it was at ``start``."""
+        query = sql.SQL(
+            "UPDATE {} SET next_offset = %s, updated_at = now() WHERE view = %s AND version = %s "
+            "AND generation = %s AND partition = %s AND next_offset = %s AND fingerprint = %s"
+        ).format(self.table("position"))
+        place = (self.core.view, self.core.version, self.core.generation, self.partition)
+        values = (end, *place, start, CORE_FINGERPRINT)
+        return self.connection.execute(query, values).rowcount == 1
+
+    def take_riders(self, riders: Sequence[KeptTable], start: int, end: int) -> set[str]:
+        """Move the riders whose position is ``start``; returns the names of their tables.
+
+        A rider whose position a trailing step has locked is skipped, without waiting.
+        """
+        query = sql.SQL(
+            "WITH mine AS (SELECT place.ctid FROM {0} AS place "
+            "JOIN unnest(%s::text[], %s::int[], %s::text[]) AS wanted(view, version, fingerprint) "
+            "USING (view, version, fingerprint) "
+            "WHERE generation = %s AND partition = %s AND next_offset = %s "
+            "FOR UPDATE OF place SKIP LOCKED) "
+            "UPDATE {0} AS place SET next_offset = %s, updated_at = now() FROM mine "
+            "WHERE place.ctid = mine.ctid RETURNING place.view, place.version"
+        ).format(self.table("position"))
+        lists = (
+            [table.view for table in riders],
+            [table.version for table in riders],
+            [table.fingerprint for table in riders],
+        )
+        rows = self.connection.execute(query, (*lists, *self._place[1:], start, end))
+        moved = set(rows.fetchall())
+        return {table.name for table in riders if (table.view, table.version) in moved}
+
+    def held_keys(self) -> set[str]:
+        """Keys of the partition with held changes."""
         query = sql.SQL(
             "SELECT DISTINCT key FROM {} WHERE " + _PLACE + " AND released_at IS NULL"
         ).format(self.table("held"))
-        rows = self.connection.execute(query, (core.entity, core.generation, partition))
+        rows = self.connection.execute(query, self._place)
         return {key for (key,) in rows}
 
-    def held(
-        self, core: Core, partition: int, keys: Iterable[str]
-    ) -> dict[str, dict[int, HeldRow]]:
+    def held(self, keys: Iterable[str]) -> dict[str, dict[int, HeldRow]]:
         """Held changes of some keys, by key and version."""
         query = sql.SQL(
             "SELECT key, version, change_id::text, row FROM {} WHERE "
@@ -52,25 +98,23 @@ class Verdicts(Notes):
             + " AND key = ANY(%s) AND released_at IS NULL"
         ).format(self.table("held"))
         found: dict[str, dict[int, HeldRow]] = {}
-        place = (core.entity, core.generation, partition, list(keys))
+        place = (*self._place, list(keys))
         for key, version, change_id, row in self.connection.execute(query, place):
             found.setdefault(key, {})[version] = HeldRow(change_id, unpacked(row))
         return found
 
-    def held_at(
-        self, core: Core, partition: int, offsets: Iterable[int]
-    ) -> list[tuple[tuple[str, int], pa.Table]]:
+    def held_at(self, offsets: Iterable[int]) -> list[tuple[tuple[str, int], pa.Table]]:
         """Held changes whose records are at some offsets: key and version, planned change."""
         query = sql.SQL(
             "SELECT key, version, row FROM {} WHERE "
             + _PLACE
             + ' AND "offset" = ANY(%s) AND released_at IS NULL'
         ).format(self.table("held"))
-        place = (core.entity, core.generation, partition, list(offsets))
+        place = (*self._place, list(offsets))
         rows = self.connection.execute(query, place)
         return [((key, version), unpacked(row)) for key, version, row in rows]
 
-    def hold(self, core: Core, partition: int, held: Sequence[Held]) -> None:
+    def hold(self, held: Sequence[Held]) -> None:
         """Store held changes; raises HeldOverflow when there would be more than allowed."""
         if not held:
             return
@@ -79,9 +123,8 @@ class Verdicts(Notes):
             key, version, offset, change_id = (
                 each.change[name][0].as_py() for name in ("key", "version", "offset", "id")
             )
-            place = (core.entity, core.generation, partition)
             row = (key, version, offset, change_id, packed(each.change), each.released_at)
-            values.append((*place, *row))
+            values.append((*self._place, *row))
         with self.connection.cursor() as cursor:
             cursor.executemany(
                 sql.SQL(
@@ -92,12 +135,12 @@ class Verdicts(Notes):
                 values,
             )
         query = sql.SQL("SELECT count(*) FROM {} WHERE entity = %s AND released_at IS NULL")
-        counted = self.connection.execute(query.format(self.table("held")), (core.entity,))
+        counted = self.connection.execute(query.format(self.table("held")), (self.core.entity,))
         (waiting,) = counted.fetchone() or (0,)
-        if waiting > core.held_max:
-            raise HeldOverflow(core.entity, waiting, core.held_max)
+        if waiting > self.core.held_max:
+            raise HeldOverflow(self.core.entity, waiting, self.core.held_max)
 
-    def release(self, core: Core, partition: int, released: Sequence[tuple[str, int, int]]) -> None:
+    def release(self, released: Sequence[tuple[str, int, int]]) -> None:
         """Mark held changes as released: key, version, offset of the change that released it."""
         if not released:
             return
@@ -108,20 +151,18 @@ class Verdicts(Notes):
             + " AND held.key = released.key AND held.version = released.version"
         ).format(self.table("held"))
         keys, versions, offsets = zip(*released, strict=True)
-        place = (core.entity, core.generation, partition)
-        self.connection.execute(query, (list(keys), list(versions), list(offsets), *place))
+        self.connection.execute(query, (list(keys), list(versions), list(offsets), *self._place))
 
-    def forget_held(self, core: Core, partition: int, versions: Sequence[tuple[str, int]]) -> None:
+    def forget(self, versions: Sequence[tuple[str, int]]) -> None:
         """Delete held changes that are dead."""
         query = sql.SQL(
             "DELETE FROM {} AS held USING unnest(%s::text[], %s::bigint[]) AS gone(key, version) "
             "WHERE " + _PLACE + " AND held.key = gone.key AND held.version = gone.version"
         ).format(self.table("held"))
         keys, numbers = [key for key, _ in versions], [version for _, version in versions]
-        place = (core.entity, core.generation, partition)
-        self.connection.execute(query, (keys, numbers, *place))
+        self.connection.execute(query, (keys, numbers, *self._place))
 
-    def note_duplicates(self, core: Core, partition: int, runs: Sequence[tuple[int, int]]) -> None:
+    def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
         """Store runs of duplicates: first and last offset."""
         if not runs:
             return
@@ -129,13 +170,10 @@ class Verdicts(Notes):
             "INSERT INTO {} (entity, generation, partition, first_offset, last_offset) "
             "VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
         ).format(self.table("duplicate"))
-        place = (core.entity, core.generation, partition)
         with self.connection.cursor() as cursor:
-            cursor.executemany(query, [(*place, *run) for run in runs])
+            cursor.executemany(query, [(*self._place, *run) for run in runs])
 
-    def dead_letter(
-        self, core: Core, partition: int, changes: pa.Table, reasons: Sequence[tuple[int, str]]
-    ) -> None:
+    def dead_letter(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
         """Store dead records: unreadable or not applicable; each place in the log once (law 7)."""
         if not reasons:
             return
@@ -151,7 +189,8 @@ class Verdicts(Notes):
             headers = record["raw_headers"] or []
             values.append(
                 (
-                    *(core.topic, core.generation, partition, record["offset"], core.entity),
+                    *(self.core.topic, self.core.generation, self.partition),
+                    *(record["offset"], self.core.entity),
                     *(reason, record["raw_key"], record["raw_value"]),
                     [header["key"] for header in headers],
                     [header["value"] for header in headers],
@@ -167,6 +206,33 @@ class Verdicts(Notes):
                 ).format(self.table("dead")),
                 values,
             )
+
+    def note_misfits(self, found: Sequence[MisfitCount]) -> None:
+        """Add to the counts of values that do not fit the model."""
+        query = sql.SQL(
+            "INSERT INTO {} AS known (entity, generation, partition, field, schema_version, count, "
+            "first_offset, last_offset) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) "
+            "ON CONFLICT (entity, generation, partition, field, schema_version) DO UPDATE SET "
+            "count = known.count + excluded.count, "
+            "first_offset = least(known.first_offset, excluded.first_offset), "
+            "last_offset = greatest(known.last_offset, excluded.last_offset), seen_at = now()"
+        ).format(self.table("misfit"))
+        with self.connection.cursor() as cursor:
+            cursor.executemany(query, [(*self._place, *each) for each in found])
+
+    def count(self, applied: Applied) -> None:
+        """Add to the counters (law 7)."""
+        query = sql.SQL(
+            "UPDATE {} SET applied = applied + %s, duplicate = duplicate + %s, held = held + %s, "
+            "dead = dead + %s WHERE entity = %s AND generation = %s AND partition = %s"
+        ).format(self.table("counters"))
+        waiting = applied.held - applied.released
+        gained = (applied.applied, applied.duplicate, waiting, applied.dead)
+        self.connection.execute(query, (*gained, *self._place))
+
+
+class Verdicts(Notes):
+    """The tables of held changes, duplicates and dead records, for all partitions."""
 
     def exceptions(self, core: Core, partition: int, start: int, end: int) -> Exceptions:
         """The core's exceptions in a range before its position."""
@@ -257,6 +323,6 @@ def packed(change: pa.Table) -> bytes:
 
 
 def unpacked(row: bytes) -> pa.Table:
-    """The planned change from the bytes of :func:`packed`."""
+    """The planned changes from their bytes as Arrow IPC."""
     with pa.ipc.open_stream(row) as reader:
         return reader.read_all()

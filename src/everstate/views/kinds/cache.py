@@ -9,7 +9,7 @@ change that arrives late does not count as its activity.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import pyarrow as pa
@@ -126,7 +126,5 @@ def cache_plan(grammar: Grammar, base: RowPlan) -> CachePlan:
             "Write '24 hours' or '15 minutes'.",
         )
     refuse_outputs(grammar, base, (_ACTIVE, _EXPIRES))
-    given = {each.name: getattr(base, each.name) for each in fields(base)}
-    texts = ["cache", base.fingerprint, str(lifetime)]
-    given["fingerprint"] = fingerprint(grammar.entity_type, texts)
-    return CachePlan(**given, lifetime_us=lifetime)
+    meaning = fingerprint(grammar.entity_type, ["cache", base.fingerprint, str(lifetime)])
+    return CachePlan(**base.given(meaning), lifetime_us=lifetime)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
@@ -59,6 +59,5 @@ class ChangesPlan(RowPlan):
 
 def changes_plan(grammar: Grammar, base: RowPlan) -> ChangesPlan:
     """The plan of a view of changes, from that of a view of rows."""
-    given = {each.name: getattr(base, each.name) for each in fields(base)}
-    given["fingerprint"] = fingerprint(grammar.entity_type, ["changes", base.fingerprint])
-    return ChangesPlan(**given)
+    meaning = fingerprint(grammar.entity_type, ["changes", base.fingerprint])
+    return ChangesPlan(**base.given(meaning))

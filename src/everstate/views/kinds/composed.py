@@ -8,34 +8,19 @@ same part share it, and it is dropped when no version needs it any more.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
-import pyarrow as pa
-from psycopg.sql import Composable, Composed
+from psycopg.sql import Composed
 
 from everstate.changes import EntityType
 from everstate.views.definition import ViewDefinition
-from everstate.views.kinds.kind import BatchSource, Layout, ViewPlan
-from everstate.views.tables import Image, KeptTable
+from everstate.views.kinds.kind import BatchSource, Names, ViewPlan
 
 INPUTS: Final = "inputs"
 """Key of the names of the inputs in the definition in the registry."""
 _HASH: Final = 12
-
-
-class Names(Protocol):
-    """Relations and expressions of a store, for the queries of a view over other views."""
-
-    def view(self, name: str) -> Composable:
-        """The relation that readers see under the name of a view."""
-
-    def table(self, name: str) -> Composable:
-        """The own table of the version that is read, for a view that has one."""
-
-    def field(self, path: Sequence[str], kind: pa.DataType) -> Composable:
-        """A typed field of a state, from the column `state` of `latest` and `history`."""
 
 
 @dataclass(frozen=True)
@@ -86,29 +71,11 @@ class ComposedPlan(ViewPlan):
         """The source that :meth:`batch` reads for each input."""
         return "live"
 
-    def table(self, version: int) -> KeptTable:
-        """Not available: it has no table that tasks write."""
+    def _absent(self, *_: Any, **__: Any) -> Any:
+        """Not available: no change is planned for it, and it has no table that tasks write."""
         raise AssertionError(f"{self.name} is read from other views")
 
-    def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
-        """Not available: it has no table that tasks write."""
-        raise AssertionError(f"{self.name} is read from other views")
-
-    def columns(self, image: Image) -> str:
-        """Not available: no change is planned for it."""
-        raise AssertionError(f"{self.name} is read from other views")
-
-    def batch_sql(self, table: str) -> str:
-        """Not available: it is not built."""
-        raise AssertionError(f"{self.name} is read from other views")
-
-    def kept(self, table: Composable) -> Composed:
-        """Not available: see :meth:`compared`."""
-        raise AssertionError(f"{self.name} is read from other views")
-
-    def reader(self, table: Composable) -> Composed:
-        """Not available: see :meth:`read`."""
-        raise AssertionError(f"{self.name} is read from other views")
+    table = layout = columns = batch_sql = kept = reader = _absent
 
 
 def part_of(plan: ViewPlan, entity_type: EntityType, hint: str) -> ViewPlan:

@@ -22,8 +22,8 @@ from everstate.views.joining import (
     in_definition,
     joined,
 )
-from everstate.views.kinds.composed import ComposedPlan, Names, part_of
-from everstate.views.kinds.kind import Explained, ViewPlan
+from everstate.views.kinds.composed import ComposedPlan, part_of
+from everstate.views.kinds.kind import Explained, Names, ViewPlan
 from everstate.views.kinds.shown import ALL, Shown
 from everstate.views.ordering import after, as_shown, shown, unordered
 from everstate.views.parsing import DIALECT

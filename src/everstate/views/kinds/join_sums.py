@@ -21,9 +21,9 @@ from everstate.changes import EntityType
 from everstate.views.definition import ViewDefinition
 from everstate.views.grammar import image_path, spark_text
 from everstate.views.joining import SIDES, JoinGrammar, Side, in_definition, joined, sides
-from everstate.views.kinds.composed import ComposedPlan, Names, part_of
+from everstate.views.kinds.composed import ComposedPlan, part_of
 from everstate.views.kinds.join import Compile, WantedColumns, named_by_side, over, shown_by_side
-from everstate.views.kinds.kind import Explained, identifiers
+from everstate.views.kinds.kind import Explained, Names, identifiers
 from everstate.views.kinds.linear import LinearPlan, shown_group
 from everstate.views.kinds.shown import ALL, Shown
 from everstate.views.ordering import after, ties_of

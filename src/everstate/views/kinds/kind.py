@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 from psycopg.sql import SQL, Composable, Composed, Identifier
@@ -89,6 +89,19 @@ class Explained:
     read: str
 
 
+class Names(Protocol):
+    """Relations and expressions of a store, for the queries of plans."""
+
+    def view(self, name: str) -> Composable:
+        """The relation that readers see under the name of a view."""
+
+    def table(self, name: str) -> Composable:
+        """The own table of the version that is read, for a view that has one."""
+
+    def field(self, path: Sequence[str], kind: pa.DataType) -> Composable:
+        """A typed field of a state, from the column `state` of `latest` and `history`."""
+
+
 @dataclass(frozen=True)
 class ViewPlan(ABC):
     """The plan of one view by its kind: columns, row deltas, batch, and reading."""
@@ -129,6 +142,10 @@ class ViewPlan(ABC):
     def definition(self) -> Mapping[str, Any]:
         """Its definition in the registry, from which the plan can be made again."""
         return {"keeps": self.kind} if self.declared is None else self.declared.stored
+
+    def given(self, meaning: str) -> dict[str, Any]:
+        """The fields of a plan that is made from this one, with another fingerprint."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"fingerprint": meaning}
 
     def ruled_table(self, version: int) -> KeptTable:
         """The description of a version's table for tasks, the rules of the view included."""
@@ -178,6 +195,18 @@ class ViewPlan(ABC):
     def unlimited(self, table: Composable) -> Composed:
         """The same without LIMIT, for the comparison with the author's SQL."""
         return self.reader(table)
+
+    def read(self, names: Names) -> Composed:
+        """PostgreSQL's query of the rows that readers see of a version."""
+        return self.reader(names.table(self.name))
+
+    def unlimited_read(self, names: Names) -> Composed:
+        """The same without LIMIT, for the comparison with the author's SQL."""
+        return self.unlimited(names.table(self.name))
+
+    def compared(self, names: Names) -> Composed:
+        """PostgreSQL's query that is compared with the batch, key columns first."""
+        return self.kept(names.table(self.name))
 
     @property
     def is_shown(self) -> str:

@@ -7,7 +7,7 @@ rows would lack the row that moves up after a deletion or after a change of anot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from psycopg.sql import SQL, Composable, Composed, Identifier
@@ -132,10 +132,8 @@ def last_plan(
     first = terms_of(grammar, order_of, lambda expression: expression, compiled)
     texts = ["last", base.fingerprint, *category, *(by.sql for by in first), str(count)]
     texts += [f"{c.name}: {c.spark_sql}" for c in row] + [str(place)]
-    given = {each.name: getattr(base, each.name) for each in fields(base)}
-    given |= {
+    given = base.given(fingerprint(grammar.entity_type, texts)) | {
         "row": tuple(row),
-        "fingerprint": fingerprint(grammar.entity_type, texts),
         **_in_total_order(grammar, wanted, category_of, order_of, count),
     }
     return LastPlan(**given, category=category, first=first, count=count, place=place)

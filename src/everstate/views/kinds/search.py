@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import pyarrow as pa
@@ -80,7 +80,6 @@ def search_plan(grammar: Grammar, base: RowPlan) -> SearchPlan:
         )
     refuse_outputs(grammar, base, (WORDS,))
     searched = tuple(named_column(grammar, base.row, name, "search") for name in declared.search)
-    given = {each.name: getattr(base, each.name) for each in fields(base)}
     texts = ["search", base.fingerprint, language, *searched]
-    given["fingerprint"] = fingerprint(grammar.entity_type, texts)
+    given = base.given(fingerprint(grammar.entity_type, texts))
     return SearchPlan(**given, searched=searched, language=language)

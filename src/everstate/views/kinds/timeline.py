@@ -17,8 +17,8 @@ from everstate.changes import EntityType
 from everstate.errors import InvalidView
 from everstate.views.definition import TimelineDefinition
 from everstate.views.grammar import suggestion
-from everstate.views.kinds.composed import ComposedPlan, Names
-from everstate.views.kinds.kind import BatchSource, Explained
+from everstate.views.kinds.composed import ComposedPlan
+from everstate.views.kinds.kind import BatchSource, Explained, Names
 from everstate.views.names import length_fault
 from everstate.views.tables import HISTORY_FINGERPRINT, history_of
 

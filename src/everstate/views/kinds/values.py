@@ -8,7 +8,7 @@ when a value is removed, the next one is known; with only a stored maximum it wo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import pyarrow as pa
@@ -162,6 +162,5 @@ def values_plan(
         *(f"{value.slot}: {value.spark_sql}" for value in values),
         *(f"{each.name}: {each.pick} {each.slot}" for each in picked),
     ]
-    given = {each.name: getattr(base, each.name) for each in fields(base)}
-    given["fingerprint"] = fingerprint(grammar.entity_type, texts)
+    given = base.given(fingerprint(grammar.entity_type, texts))
     return ValuesPlan(**given, values=values, picked=picked)

@@ -1,16 +1,14 @@
 """Stores of views. The pipeline uses this module, and imports no store by its name."""
 
 from everstate.views.stores.postgres.deferring import PART_CHANGES, deferred_offsets
-from everstate.views.stores.postgres.loading import load_task
+from everstate.views.stores.postgres.loading import LoadTask
 from everstate.views.stores.postgres.refreshing import JoinTables, marking, stop_marking
 from everstate.views.stores.postgres.refusals import is_of_a_view, reason_of
 from everstate.views.stores.postgres.session import close as close_store
 from everstate.views.stores.postgres.store import (
     ViewTables,
-    core_tables,
     install_core,
     point_core,
-    view_tables,
 )
 from everstate.views.stores.postgres.taking import take_part
 from everstate.views.stores.postgres.transaction import PostgresViewStore
@@ -24,19 +22,17 @@ def view_store(dsn: str, schema_name: str) -> PostgresViewStore:
 __all__ = [
     "PART_CHANGES",
     "JoinTables",
+    "LoadTask",
     "PostgresViewStore",
     "ViewTables",
     "close_store",
-    "core_tables",
     "deferred_offsets",
     "install_core",
     "is_of_a_view",
-    "load_task",
     "marking",
     "point_core",
     "reason_of",
     "stop_marking",
     "take_part",
     "view_store",
-    "view_tables",
 ]

@@ -30,6 +30,8 @@ _CELL: Final = {"value", "deletion_ts", "set"}
 _NO_TYPES: Final[Mapping[str, str]] = {}
 _decode = msgspec.json.Decoder(float_hook=exact_number).decode
 """Numbers that a float would change keep all their digits."""
+_GTID: Final = re.compile(r"(\d+)-\d+-(\d+)")
+"""Of MariaDB; groups: the domain, and the number of the transaction in it."""
 
 
 class _Event(msgspec.Struct, rename="camel", gc=False):
@@ -90,6 +92,10 @@ class _SchemaChange(msgspec.Struct, rename="camel", gc=False):
 _decode_change = msgspec.json.Decoder(_SchemaChange).decode
 _HOW: Final = {"DROP": "dropped", "CREATE": "made anew"}
 _RENAMED: Final = re.compile(r"\brename\b(?!\s+(?:column|index|key)\b)", re.IGNORECASE)
+_PARTED: Final = re.compile(
+    r"\b(drop|truncate|exchange|convert)\s+(?:table\b.+?\bto\s+)?partition\b", re.I | re.S
+)
+"""The clauses of ALTER TABLE that remove rows, or put others in their place, without row events."""
 _NAMES: Final = re.compile(r'"((?:[^"]|"")*)"')
 _NAME: Final = r"(`(?:[^`]|``)+`|[^\s.,`]+)"
 _TO: Final = re.compile(rf"\bTO\s+(?:{_NAME}\s*\.\s*)?{_NAME}", re.IGNORECASE)
@@ -163,7 +169,11 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
 
 
 def ended_transaction(value: bytes | None) -> str | None:
-    """Id of the transaction that an END record closes; ``None`` for a BEGIN record."""
+    """Id of the transaction that an END record closes, for :func:`ends`; ``None``: it closes none.
+
+    A prepared XA transaction of MariaDB gets no END, so a BEGIN with a GTID (``0-1-12``) closes
+    those before it: out ``<0-1-12``.
+    """
     if value is None:
         return None
     try:
@@ -173,14 +183,25 @@ def ended_transaction(value: bytes | None) -> str | None:
     if isinstance(end, _EndEnvelope) and end.payload is not None:
         end = end.payload
     if end.status != "END":
-        return None
+        return f"<{end.id}" if _GTID.fullmatch(str(end.id)) else None
     if end.id is None:
         raise Unreadable("the end of a transaction lacks its id")
     return transaction_key(str(end.id))
 
 
+def ends(ended: str | None, transaction: str) -> bool:
+    """Whether what :func:`ended_transaction` found closes a transaction.
+
+    A connector that restarted writes BEGIN records once more: an earlier one closes nothing.
+    """
+    begun, known = _GTID.fullmatch((ended or "").removeprefix("<")), _GTID.fullmatch(transaction)
+    if begun is None or known is None or begun[0] == ended:
+        return ended == transaction
+    return begun[1] == known[1] and int(begun[2]) > int(known[2])
+
+
 def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
-    """Database, table and how, of each table that a schema change replaced: it is another one now.
+    """Database, table and how, of each table whose rows a schema change replaced.
 
     A table that was renamed is told by its new name, and one that is gone only when it was dropped.
     A snapshot writes the definitions of all tables, and replaces none.
@@ -190,10 +211,13 @@ def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
     change = _decode_change(value)
     if _is_snapshot(change.source):
         return []
-    renamed = "renamed" if _RENAMED.search(change.ddl or "") else None
+    ddl = change.ddl or ""
+    altered = "renamed" if _RENAMED.search(ddl) else None
+    if (parted := _PARTED.search(ddl)) is not None:
+        altered = f"changed by {parted[1].upper()} PARTITION"
     found = []
     for each in change.table_changes or ():
-        if how := _HOW.get(each.type, renamed):
+        if how := _HOW.get(each.type, altered):
             found.append((*table_in(each.id), how))
     return found
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from everstate.views.batch import Batch
 from everstate.views.control import Control
+from everstate.views.control.verdicts import unpacked
 from everstate.views.gate import Bools, Keys
 from everstate.views.policies import deferred, taken
 from everstate.views.tables import KeptTable, planned_columns
@@ -100,7 +101,7 @@ class Deferred:
     def oldest(self) -> tuple[int, Batch] | None:
         """The oldest part: its number, and its planned changes."""
         found = self.control.oldest_deferred(self._place)
-        return None if found is None else (found[0], Batch(_unpacked(found[1]), {}))
+        return None if found is None else (found[0], Batch(unpacked(found[1]), {}))
 
     def applied(self, part: int, changes: pa.Table, count: int) -> None:
         """Forget the first ``count`` changes of a part, because they were applied."""
@@ -134,8 +135,3 @@ def _packed(changes: pa.Table) -> bytes:
     with pa.ipc.new_stream(sink, changes.schema, options=_IPC) as writer:
         writer.write_table(changes)
     return bytes(sink.getvalue())
-
-
-def _unpacked(rows: bytes) -> pa.Table:
-    with pa.ipc.open_stream(rows) as reader:
-        return reader.read_all()

@@ -6,7 +6,7 @@ task has inserted are skipped, so that a task may be retried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -20,7 +20,7 @@ from everstate.views.images import cut
 from everstate.views.stores.postgres import writes
 from everstate.views.stores.postgres.session import session
 from everstate.views.sums import grouped
-from everstate.views.tables import HistoryTable, KeptTable, Merge, SumTable
+from everstate.views.tables import HistoryTable, KeptTable, SumTable
 
 LoadedColumns = dict[str, pa.Array | pa.ChunkedArray]
 _ROWS_AT_ONCE: Final = 100_000
@@ -53,7 +53,10 @@ class LoadTask:
             return 0
         rows = pa.Table.from_batches(filled)
         columns: LoadedColumns = {name: rows[name] for name in rows.column_names}
-        columns = _LOADED[self.table.merge](self.table, columns)
+        if isinstance(self.table, SumTable):
+            columns |= {name: _grouped(columns[name]) for name in self.table.groups}
+        elif isinstance(self.table, HistoryTable):
+            columns |= cut(columns.pop("raw_value").to_pylist())._asdict()
         stage_name = writes.stage_name(f"{self.table.name}_load")
         with session(self.dsn) as found:
             control = Control(found.connection, self.schema_name)
@@ -74,42 +77,6 @@ class LoadTask:
         return added
 
 
-def load_task(dsn: str, schema_name: str, table: KeptTable, attempt: UUID) -> LoadTask:
-    """The task that inserts the rows of a build."""
-    return LoadTask(dsn, schema_name, table, attempt)
-
-
-def _as_they_are(_table: KeptTable, columns: LoadedColumns) -> LoadedColumns:
-    return columns
-
-
-def _sums(table: KeptTable, columns: LoadedColumns) -> LoadedColumns:
-    """Columns with the groups in the form in which the keeper writes them."""
-    assert isinstance(table, SumTable)
-    for name in table.groups:
-        values = columns[name]
-        whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-        columns[name] = grouped(whole)
-    return columns
-
-
-def _changes(table: KeptTable, columns: LoadedColumns) -> LoadedColumns:
-    """Columns with the JSON texts of a history extracted from the raw messages."""
-    if not isinstance(table, HistoryTable):
-        return columns
-    images = cut(columns.pop("raw_value").to_pylist())
-    columns |= {
-        "provenance": images.provenance,
-        "transaction": images.transaction,
-        "event": images.event,
-        "state": images.state,
-    }
-    return columns
-
-
-_LOADED: Final[Mapping[Merge, Callable[[KeptTable, LoadedColumns], LoadedColumns]]] = {
-    "row": _as_they_are,
-    "sum": _sums,
-    "append": _changes,
-}
-"""Functions by merge that make a table's columns from the rows of Spark's batch."""
+def _grouped(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A group's values in the form in which the keeper writes them."""
+    return grouped(values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values)

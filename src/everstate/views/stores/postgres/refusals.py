@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -50,6 +51,17 @@ def is_of_a_view(cause: BaseException) -> bool:
         return False
     state = cause.sqlstate or ""
     return bool(state) and not state.startswith(_OF_THE_SERVER)
+
+
+@contextmanager
+def refused_as(error: Callable[[str], Exception]) -> Iterator[None]:
+    """Translate what a view, or a core, cannot write; ``error`` gets the reason."""
+    try:
+        yield
+    except (psycopg.Error, *OF_THE_DATA) as cause:
+        if not is_of_a_view(cause):
+            raise
+        raise error(reason_of(cause)) from cause
 
 
 def suspects(changes: pa.Table) -> pa.Table:

@@ -10,7 +10,6 @@ from psycopg import sql
 from everstate.changes import EntityType
 from everstate.views.control import Control
 from everstate.views.kinds import LatestPlan, ViewPlan
-from everstate.views.kinds.composed import ComposedPlan
 from everstate.views.stores.postgres import tables
 from everstate.views.stores.postgres.publishing import (
     columns_of,
@@ -18,13 +17,8 @@ from everstate.views.stores.postgres.publishing import (
     holders,
     point_reader,
 )
+from everstate.views.stores.postgres.refreshing import BESIDE, drop_triggers
 from everstate.views.tables import physical
-
-
-def core_tables(control: Control, entity_type: EntityType) -> None:
-    """Create `latest` of an entity type and its readers' names; inside a transaction."""
-    install_core(control, entity_type)
-    point_core(control, entity_type)
 
 
 def install_core(control: Control, entity_type: EntityType) -> None:
@@ -41,7 +35,7 @@ def point_core(control: Control, entity_type: EntityType) -> None:
 
 
 class Readers:
-    """Names of views and fields of states; see :class:`everstate.views.kinds.composed.Names`."""
+    """Names of views and fields of states; see :class:`everstate.views.kinds.kind.Names`."""
 
     def __init__(self, schema_name: str, version: int) -> None:
         self._schema, self._version = schema_name, version
@@ -75,15 +69,21 @@ class ViewTables:
 
     def point(self, plan: ViewPlan, version: int) -> None:
         """Point a view's name to a version; inside a transaction. See `point_reader`."""
-        point_reader(self._connection, self._schema, plan.name, self._reader(plan, version))
+        query = plan.read(Readers(self._schema, version))
+        point_reader(self._connection, self._schema, plan.name, query)
 
     def empty(self, name: str, version: int) -> None:
         """Empty a version's table that no reader sees."""
-        tables.empty_table(self._connection, self._schema, name, version)
+        table = sql.Identifier(self._schema, physical(name, version))
+        self._connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
     def drop(self, name: str, version: int) -> None:
-        """Drop a version's table that no reader sees."""
-        tables.drop_table(self._connection, self._schema, name, version)
+        """Drop the table of a version that no reader sees, and the tables beside it."""
+        named = physical(name, version)
+        for end in ("", *BESIDE):
+            table = sql.Identifier(self._schema, f"{named}{end}")
+            self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+        drop_triggers(self._connection, self._schema, named)
 
     def drop_reader(self, name: str) -> None:
         """Drop a name that readers use; raises PublishRefused."""
@@ -95,35 +95,18 @@ class ViewTables:
 
     def kept(self, plan: ViewPlan, version: int) -> sql.Composed:
         """Query of the rows of a version's table, in the columns of its batch."""
-        if isinstance(plan, ComposedPlan):
-            return plan.compared(Readers(self._schema, version))
-        return plan.kept(self._table(plan, version))
+        return plan.compared(Readers(self._schema, version))
 
     def unlimited(self, plan: ViewPlan, version: int) -> sql.Composed:
         """Query of the rows that readers see of a version, without LIMIT."""
-        if isinstance(plan, ComposedPlan):
-            return plan.unlimited_read(Readers(self._schema, version))
-        return plan.unlimited(self._table(plan, version))
-
-    def _reader(self, plan: ViewPlan, version: int) -> sql.Composed:
-        if isinstance(plan, ComposedPlan):
-            return plan.read(Readers(self._schema, version))
-        return plan.reader(self._table(plan, version))
+        return plan.unlimited_read(Readers(self._schema, version))
 
     def different_rows(self, plan: ViewPlan, version: int, other: int) -> int:
         """How many rows differ between two versions; both are read in one statement."""
-        one, two = (self._reader(plan, each) for each in (version, other))
+        one, two = (plan.read(Readers(self._schema, each)) for each in (version, other))
         query = sql.SQL(
             "SELECT count(*) FROM ((({0}) EXCEPT ALL ({1})) UNION ALL (({1}) EXCEPT ALL ({0}))) "
             "AS different"
         ).format(one, two)
         row = self._connection.execute(query).fetchone()
         return 0 if row is None else int(row[0])
-
-    def _table(self, plan: ViewPlan, version: int) -> sql.Identifier:
-        return sql.Identifier(self._schema, physical(plan.name, version))
-
-
-def view_tables(control: Control) -> ViewTables:
-    """Tables of versions of views."""
-    return ViewTables(control)

@@ -21,7 +21,6 @@ from everstate.views.kinds import (
     ViewPlan,
     group_hash,
 )
-from everstate.views.stores.postgres.refreshing import BESIDE, drop_triggers
 from everstate.views.stores.postgres.types import postgres_type
 from everstate.views.tables import physical
 
@@ -137,32 +136,11 @@ def latest_readers(
     }
 
 
-def drop_table(connection: Connection, schema_name: str, name: str, version: int) -> None:
-    """Drop the table of a version that no reader sees, and the tables beside it."""
-    named = physical(name, version)
-    for end in ("", *BESIDE):
-        table = sql.Identifier(schema_name, f"{named}{end}")
-        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
-    drop_triggers(connection, schema_name, named)
-
-
-def empty_table(connection: Connection, schema_name: str, name: str, version: int) -> None:
-    """Empty the table of a version that no reader sees."""
-    table = sql.Identifier(schema_name, physical(name, version))
-    connection.execute(sql.SQL("TRUNCATE {}").format(table))
-
-
-def store_columns(names: Sequence[str]) -> sql.Composed:
-    """Definitions of columns that are the same in every view's table."""
-    parts = [sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(_OWN[n])) for n in names]
-    return sql.SQL(", ").join(parts)
-
-
 def _column(plan: ViewPlan, column: TableColumn) -> sql.Composed:
     if column.words:
         return _words(column)
     if column.type is None:
-        return store_columns((column.name,))
+        return sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(_OWN[column.name]))
     kind = "numeric" if column.type == EXACT else postgres_type(column.type)
     if kind is None:
         raise InvalidView(

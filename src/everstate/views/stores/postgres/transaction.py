@@ -15,11 +15,11 @@ from psycopg import sql
 from everstate.errors import PositionMoved, Unavailable, ViewFailed, ViewStoreError
 from everstate.views.batch import Batch
 from everstate.views.control import Control
-from everstate.views.core import Again, Applied, Failure, Held, Refused
+from everstate.views.control.verdicts import CoreTables
+from everstate.views.core import Again, Failure, Refused
 from everstate.views.database import connect_views
-from everstate.views.gate import GateRow, HeldRow, Ints, Keys
+from everstate.views.gate import GateRow, Ints, Keys
 from everstate.views.images import cut
-from everstate.views.misfits import MisfitCount
 from everstate.views.stores.postgres import writes
 from everstate.views.stores.postgres.refusals import (
     MET_ANOTHER,
@@ -27,6 +27,7 @@ from everstate.views.stores.postgres.refusals import (
     culprit,
     is_of_a_view,
     reason_of,
+    refused_as,
     suspects,
 )
 from everstate.views.stores.postgres.session import StoreSession, session
@@ -81,25 +82,21 @@ def commit(found: StoreSession, reached: Callable[[Control], bool], schema_name:
             ) from lost
 
 
-class PostgresCore:
+class PostgresCore(CoreTables):
     """One transaction of a core; see :class:`everstate.views.core.CoreTransaction`."""
 
     def __init__(self, found: StoreSession, schema_name: str, core: Core, partition: int) -> None:
-        self.session, self.core, self.partition = found, core, partition
-        self.control = Control(found.connection, schema_name)
+        super().__init__(found.connection, schema_name, core, partition)
+        self.session = found
         self.place = WritePlace(schema_name, core.generation, partition)
 
     def prepare(self) -> None:
         """Create this session's staging tables; outside a transaction, so that they stay."""
         writes.prepare_stage(self.session, GATE_STAGE, writes.GATE_ROW)
         schema, table = self.place.schema_name, self.core.table
-        try:
+        with refused_as(lambda reason: ViewStoreError(f"{table}: {reason}")):
             row = writes.like_latest(schema, self.core)
             writes.prepare_stage(self.session, writes.stage_name(table), row)
-        except psycopg.Error as cause:
-            if not is_of_a_view(cause):
-                raise
-            raise ViewStoreError(f"{table}: {reason_of(cause)}") from cause
         self._unprepared: dict[str, str] = {}
         self._writing: KeptTable | None = None
         """The rider whose rows are being written."""
@@ -110,22 +107,6 @@ class PostgresCore:
                 if not is_of_a_view(cause):
                     raise
                 self._unprepared[rider.name] = reason_of(cause)
-
-    def take(self, start: int, end: int) -> bool:
-        """Compare and swap the core's position (C11)."""
-        return self.control.take_core(self.core, self.partition, start, end)
-
-    def held_keys(self) -> set[str]:
-        """Keys with held changes."""
-        return self.control.held_keys(self.core, self.partition)
-
-    def held(self, keys: Iterable[str]) -> dict[str, dict[int, HeldRow]]:
-        """Held changes of some keys."""
-        return self.control.held(self.core, self.partition, keys)
-
-    def held_at(self, offsets: Iterable[int]) -> list[tuple[tuple[str, int], pa.Table]]:
-        """Held changes whose records are at some offsets."""
-        return self.control.held_at(self.core, self.partition, offsets)
 
     def gates(self, keys: Keys, first: Ints) -> dict[str, GateRow]:
         """Gate rows of keys whose first version does not follow, or whose time is older."""
@@ -203,21 +184,14 @@ class PostgresCore:
         def write(part: Batch) -> None:
             writes.write_latest(self.session, self.place, self.core, part)
 
-        try:
-            write(batch)
-        except OF_THE_DATA as cause:
-            found = culprit(write, batch, lambda: self._execute("ROLLBACK TO SAVEPOINT latest"))
-            if found is None:
-                raise ViewStoreError(
-                    f"{self.core.view} cannot be written: {reason_of(cause)}"
-                ) from cause
-            raise Refused(found[0], reason_of(cause)) from cause
-        except psycopg.Error as cause:
-            if not is_of_a_view(cause):
-                raise
-            raise ViewStoreError(
-                f"{self.core.view} cannot be written: {reason_of(cause)}"
-            ) from cause
+        with refused_as(lambda why: ViewStoreError(f"{self.core.view} cannot be written: {why}")):
+            try:
+                write(batch)
+            except OF_THE_DATA as cause:
+                found = culprit(write, batch, lambda: self._execute("ROLLBACK TO SAVEPOINT latest"))
+                if found is None:
+                    raise
+                raise Refused(found[0], reason_of(cause)) from cause
 
     def write_next(self, batch: Batch) -> Mapping[str, datetime] | None:
         """Write `latest` only if the first change of every key follows the stored version."""
@@ -272,7 +246,7 @@ class PostgresCore:
     def _ride_together(
         self, riders: Sequence[KeptTable], start: int, end: int, batch: Batch
     ) -> None:
-        moved = self.control.take_riders(riders, self.core.generation, self.partition, start, end)
+        moved = self.take_riders(riders, start, end)
         for rider in riders:
             if rider.name in moved and batch.changes.num_rows:
                 self._writing = rider
@@ -281,36 +255,6 @@ class PostgresCore:
     def write_rider(self, rider: KeptTable, batch: Batch) -> None:
         """Merge a batch into one rider's table."""
         writes.write_view(self.session, self.place, rider, batch)
-
-    def hold(self, held: Sequence[Held]) -> None:
-        """Store held changes."""
-        self.control.hold(self.core, self.partition, held)
-
-    def release(self, released: Sequence[tuple[str, int, int]]) -> None:
-        """Mark held changes as released."""
-        self.control.release(self.core, self.partition, released)
-
-    def forget(self, versions: Sequence[tuple[str, int]]) -> None:
-        """Delete held changes that are dead."""
-        self.control.forget_held(self.core, self.partition, versions)
-
-    def dead_letter(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
-        """Store dead records, which cannot be read or applied."""
-        self.control.dead_letter(self.core, self.partition, changes, reasons)
-
-    def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Store runs of duplicates."""
-        self.control.note_duplicates(self.core, self.partition, runs)
-
-    def note_misfits(self, found: Sequence[MisfitCount]) -> None:
-        """Add to the counts of values that do not fit the model."""
-        self.control.add_misfits(self.core, self.partition, found)
-
-    def count(self, applied: Applied) -> None:
-        """Add to the counters (law 7)."""
-        waiting = applied.held - applied.released
-        gained = (applied.applied, applied.duplicate, waiting, applied.dead)
-        self.control.count(self.core, self.partition, gained)
 
     def commit(self, end: int) -> None:
         """Commit; when the server's answer is lost, the position shows whether it committed."""
@@ -337,12 +281,8 @@ class PostgresTrailing:
 
     def prepare(self) -> None:
         """Create the view's staging table."""
-        try:
+        with refused_as(lambda reason: ViewFailed(self.table.view, reason)):
             writes.prepare_view(self.session, self.place.schema_name, self.table)
-        except psycopg.Error as cause:
-            if not is_of_a_view(cause):
-                raise
-            raise ViewFailed(self.table.view, reason_of(cause)) from cause
 
     def core_position(self, *, hold: bool) -> int:
         """The core's position; ``hold``: lock it until this transaction ends (V7)."""
@@ -404,7 +344,8 @@ class PostgresTrailing:
         generation = self.core.generation
 
         def reached(control: Control) -> bool:
-            return (control.view_position(self.table, generation, self.partition) or 0) >= end
+            vector = control.vector(self.table.view, self.table.version, generation)
+            return vector.get(self.partition, 0) >= end
 
         commit(self.session, reached, self.place.schema_name)
 

@@ -32,7 +32,6 @@ from everstate.views.tables import (
     Core,
     HistoryTable,
     KeptTable,
-    Merge,
     PythonTable,
     RowTable,
     Sum,
@@ -311,7 +310,6 @@ def write_history(
     order = pa.array(batch.keys.order)
     plain = ("key", "version", "id", "kind", "occurred_at", "recorded_at", "schema_version")
     changes = batch.changes.select([*plain, "offset"]).take(order)
-    images = batch.images.take(order)
     columns = {
         "key": changes["key"],
         "version": changes["version"],
@@ -322,22 +320,14 @@ def write_history(
         "recorded_at": changes["recorded_at"],
         "schema_version": changes["schema_version"],
         **_places(place, changes),
-        "provenance": images.provenance,
-        "transaction": images.transaction,
-        "event": images.event,
-        "state": images.state,
+        **batch.images.take(order)._asdict(),
     }
     assert tuple(columns) == HISTORY_COLUMNS
     copy_rows(session, sql.Identifier(place.schema_name, table.name), columns)
 
 
-def write_rows(
-    session: StoreSession, place: WritePlace, table: RowTable | PythonTable, batch: Batch
-) -> None:
+def write_rows(session: StoreSession, place: WritePlace, table: RowTable, batch: Batch) -> None:
     """Put the newest row of each key into a view of rows; delete the row of a key without one."""
-    if isinstance(table, PythonTable):
-        _write_whole_keys(session, place, table, batch)
-        return
     if table.lifetime_us is not None:
         _write_cache(session, place, table, table.lifetime_us, batch)
         return
@@ -359,7 +349,7 @@ def write_rows(
     _upsert_newest(session, target, stage, names, _names(names), "WHERE present")
 
 
-def _write_whole_keys(
+def write_whole_keys(
     session: StoreSession, place: WritePlace, table: PythonTable, batch: Batch
 ) -> None:
     """Replace all rows of the keys in a batch."""
@@ -393,16 +383,6 @@ def write_changes(
     fields = dict(zip(table.columns, images.filter(present).flatten(), strict=True))
     own = {name: batch.changes[name].filter(present) for name in ("key", "version")}
     copy_rows(session, sql.Identifier(place.schema_name, table.name), {**own, **fields})
-
-
-def write_appended(
-    session: StoreSession, place: WritePlace, table: AppendTable | HistoryTable, batch: Batch
-) -> None:
-    """Append changes to a history or a view of changes."""
-    if isinstance(table, HistoryTable):
-        write_history(session, place, table, batch)
-    else:
-        write_changes(session, place, table, batch)
 
 
 _TOGETHER: Final[Mapping[Sum, str]] = {
@@ -451,17 +431,13 @@ def write_sums(session: StoreSession, place: WritePlace, table: SumTable, batch:
     )
 
 
-_MERGES: Final[Mapping[Merge, Callable[[StoreSession, WritePlace, Any, Batch], None]]] = {
-    "row": write_rows,
-    "sum": write_sums,
-    "append": write_appended,
+_MERGES: Final[Mapping[type, Callable[[StoreSession, WritePlace, Any, Batch], None]]] = {
+    RowTable: write_rows,
+    SumTable: write_sums,
+    AppendTable: write_changes,
+    HistoryTable: write_history,
+    PythonTable: write_whole_keys,
 }
-_STAGED: Final[Mapping[Merge, tuple[str, ...] | None]] = {
-    "row": ("true AS present",),
-    "sum": (),
-    "append": None,
-}
-"""Extra columns of a staging table; ``None``: rows are copied directly into the view's table."""
 
 
 def write_view(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
@@ -475,15 +451,13 @@ def write_view(session: StoreSession, place: WritePlace, table: KeptTable, batch
 
 def merge_view(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Merge a batch into a view's table."""
-    _MERGES[table.merge](session, place, table, batch)
+    _MERGES[type(table)](session, place, table, batch)
 
 
 def prepare_view(session: StoreSession, schema_name: str, table: KeptTable) -> None:
     """Create a view's staging table, if it has one; call it outside a transaction."""
-    more = _STAGED[table.merge]
-    if isinstance(table, RowTable) and table.lifetime_us is not None:
-        more = ()  # it has the column itself
-    if isinstance(table, PythonTable):
-        return  # rows are copied directly into its table
-    if more is not None:
+    if isinstance(table, RowTable | SumTable):  # rows of others are copied directly into the table
+        # A view of rows that expire has the column itself.
+        is_marked = isinstance(table, RowTable) and table.lifetime_us is None
+        more = ("true AS present",) if is_marked else ()
         prepare_stage(session, stage_name(table.name), like(schema_name, table.name, *more))

@@ -1,0 +1,164 @@
+"""Notices tables whose rows came, went or changed without row events.
+
+PostgreSQL's log has no rows of a partition that is attached, detached, dropped or truncated, and no
+log has any where columns are made anew or a label of an enum is renamed. So the clean role compares
+a fingerprint of each captured table with the one from before, which is in the position record.
+Statements of MariaDB that remove rows are in the raw log, where ``debezium.replaced_tables`` finds
+them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Final, NamedTuple
+
+from everstate.changes import EntityType
+from everstate.config import Config
+from everstate.declarations.captures import Capture
+from everstate.sources.cdc.database import (
+    EMPTY,
+    PARTITION,
+    REBUILT,
+    CapturedDatabase,
+    signal_snapshot,
+)
+from everstate.sources.cdc.mapping import TableMapping
+from everstate.sources.cdc.names import names_of
+from everstate.sources.cdc.reading import STAY, Fingerprint
+from everstate.sources.cdc.replaced import CheckedSource, Mark, mark_of, renew_mark, write_source
+from everstate.sources.cdc.stream import StreamStanding
+
+logger = logging.getLogger("everstate.sources.cdc")
+
+Entities = Mapping[str, EntityType]
+CHANGED: Final = "changed"
+"""Rows may be new or have other values, and none is gone."""
+
+
+def fingerprints(
+    capture: Capture, entities: Entities, database: CapturedDatabase | None
+) -> tuple[dict[str, Fingerprint], int]:
+    """The fingerprint of each captured table, and the moment of the look; one query.
+
+    None of an outbox, whose rows are facts that nobody takes back; none without a ``database``.
+    """
+    known = {} if capture.outbox is not None else capture.tables
+    tables = {name: one for name, one in known.items() if one.entity in entities}
+    seen, states = database.table_states() if database and tables else (0, {})
+    found = {}
+    for name, one in tables.items():
+        if (state := states.get(name)) is not None:
+            mapping = TableMapping(capture, name, one, entities[one.entity])
+            # What is computed may read any column of a row.
+            read = {c for c in state.columns if one.computed or mapping.field_of(c) is not None}
+            columns = (f"{column} {state.columns[column]}" for column in read)
+            generated = _digest(read & set(state.generated))
+            found[name] = Fingerprint(_digest(columns), generated, dict(state.parts))
+    return found, seen
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]
+
+
+def difference(
+    known: Fingerprint | None, now: Fingerprint, survived: Callable[[str], bool]
+) -> str | None:
+    """What a table may have had without row events since the last look; ``None``: nothing.
+
+    :data:`CHANGED`, or how rows may have gone. ``survived``: whether a row of a part is older.
+    """
+    if known is None or known == now:
+        return None
+    if known.generated != now.generated:
+        return "a generated column, whose field is `computed`, became plain, or the reverse"
+    if not known.parts:
+        return CHANGED if known.columns != now.columns else None
+    before = {part: file for part, file in known.parts.items() if not file.endswith(EMPTY)}
+    gone = before.keys() - now.parts.keys()
+    is_rebuilt = all(part.startswith(REBUILT) for part in gone) and not any(
+        part.startswith(REBUILT) and survived(part) for part in now.parts
+    )
+    if gone and not is_rebuilt:
+        return "a partition was detached or dropped, or another table took its name"
+    kept = before.keys() - gone
+    other = [part for part in kept if before[part] != now.parts[part].removesuffix(EMPTY)]
+    # ALTER TABLE writes the rows of all parts anew, in its own transaction.
+    is_altered = known.columns != now.columns and len(other) == len(before)
+    lost = [
+        part
+        for part in other
+        if now.parts[part].endswith(EMPTY) or not (is_altered or survived(part))
+    ]
+    if any(PARTITION in part for part in lost):
+        return "a partition was truncated"
+    new = [one for part, one in now.parts.items() if part not in known.parts]
+    is_filled = any(not file.endswith(EMPTY) for file in new)
+    return CHANGED if known.columns != now.columns or lost or is_filled else None
+
+
+class _Look(NamedTuple):
+    now: dict[str, Fingerprint]
+    seen: int
+    changed: list[str]
+    """Tables to read again."""
+    gone: dict[str, str]
+    """Table → what `cdc status` shows of it."""
+
+
+def _look(
+    capture: Capture, entities: Entities, database: CapturedDatabase, known: StreamStanding
+) -> _Look:
+    now, seen = fingerprints(capture, entities, database)
+    survived = partial(database.has_older_row, seen=known.seen)
+    found = {table: difference(known.tables.get(table), now[table], survived) for table in now}
+    gone = {
+        table: STAY.format(how=how, capture=capture.name)
+        for table, how in found.items()
+        if how not in (None, CHANGED)
+    }
+    return _Look(now, seen, [table for table, how in found.items() if how == CHANGED], gone)
+
+
+def told_gone(
+    capture: Capture, entities: Entities, database: CapturedDatabase, known: StreamStanding
+) -> list[str]:
+    """What `cdc status` shows of entities that may be in the log although their rows are gone."""
+    found = _look(capture, entities, database, known).gone | known.gone
+    return [f"{table}: {why}" for table, why in found.items()]
+
+
+def keep_up(
+    config: Config,
+    capture: Capture,
+    entities: Entities,
+    database: CapturedDatabase,
+    found: CheckedSource,
+    look: Callable[[Mark], Mark] = lambda mark: mark,
+) -> None:
+    """Write the next mark into a database, and have tables read again whose rows changed unseen.
+
+    They are compared when cleaning has come to the last look, whose fingerprints it then knows.
+    ``look``: adds to the mark what the connector does not see.
+    """
+    known, last = found.known, mark_of(database.read_mark())
+    names = names_of(config.log.prefix, capture)
+    mark = renew_mark(database, known.mark, look)
+    if mark is None:
+        return
+    if last is None or last.mark != known.mark:
+        write_source(config, names, found.identity, known.epoch, mark)
+        return
+    now, seen, changed, gone = _look(capture, entities, database, known)
+    if changed:
+        asked = signal_snapshot(database, changed)
+        logger.warning(
+            "capture %s: %s may have changed without row events, and is read again (signal %s)",
+            *(capture.name, ", ".join(changed), asked),
+        )
+    # A table that lost rows is compared with the look before until a new epoch.
+    new = {t: one for t, one in now.items() if t not in gone and known.tables.get(t) != one}
+    write_source(config, names, found.identity, known.epoch, mark, new, 0 if gone else seen)
