@@ -14,7 +14,13 @@ from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, Table
 from everstate.sources.cdc import fingerprint
 from everstate.sources.cdc.database import CapturedDatabase, TableState
-from everstate.sources.cdc.fingerprint import CHANGED, difference, fingerprints, keep_up, told_gone
+from everstate.sources.cdc.fingerprint import (
+    CHANGED,
+    difference,
+    fingerprints,
+    gone_problems,
+    watch_tables,
+)
 from everstate.sources.cdc.reading import Fingerprint, RawReader, RefusedRow, SourceIdentity
 from everstate.sources.cdc.replaced import CheckedSource, Mark
 from everstate.sources.cdc.rows import SCHEMA
@@ -222,7 +228,7 @@ def now(database: Database) -> dict[str, Fingerprint]:
 
 
 def told_of(database: Database, known: StreamStanding) -> list[str]:
-    return told_gone(CAPTURE, ENTITIES, cast(CapturedDatabase, database), known)
+    return gone_problems(CAPTURE, ENTITIES, cast(CapturedDatabase, database), known)
 
 
 def looked(
@@ -232,6 +238,6 @@ def looked(
     wrote: list[tuple[Any, ...]] = []
     monkeypatch.setattr(fingerprint, "write_source", lambda *told: wrote.append(told[4:]))
     found = CheckedSource("system 1", known)
-    keep_up(CONFIG, CAPTURE, ENTITIES, cast(CapturedDatabase, database), found)
+    watch_tables(CONFIG, CAPTURE, ENTITIES, cast(CapturedDatabase, database), found)
     (told,) = wrote
     return told

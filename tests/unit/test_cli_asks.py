@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from everstate.cli import cli
 from everstate.cli.cdc_balance import has_vanished
-from everstate.errors import InvalidQuery
+from everstate.errors import InvalidConfig, InvalidQuery
 
 
 def accept(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> tuple[Result, list[str]]:
@@ -59,3 +59,14 @@ def test_vanished_rows_are_reported_also_for_a_capture_with_another_problem(
     assert done.exit_code == 6
     assert "shop: 3 rows were read and have no outcome" in " ".join(done.stderr.split())
     assert has_vanished({"shop": None}) is False
+
+
+def test_a_number_of_deletes_for_a_snapshot_that_deletes_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cdc = "everstate.cli.cdc"
+    monkeypatch.setattr(f"{cdc}.connected", lambda *_: None)
+    monkeypatch.setattr(f"{cdc}.capturing_of", lambda *_: None)
+    done = CliRunner().invoke(cli, ["-C", str(tmp_path), "cdc", "snapshot", "shop", "--yes", "3"])
+    assert done.exit_code == InvalidConfig.exit_code
+    assert "without --new-epoch" in " ".join(done.stderr.split())

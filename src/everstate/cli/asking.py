@@ -12,8 +12,7 @@ from everstate.cli.console import Telling
 from everstate.config import Config
 from everstate.errors import EverstateError, RequestCancelled
 from everstate.pipeline.spark.progress import Progress
-from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control import Control, opened_control
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -26,8 +25,7 @@ _GONE_S: Final = 120.0
 @contextmanager
 def control_of(config: Config) -> Iterator[Control]:
     """The control tables of the project's views, in the present form."""
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
+    with opened_control(config) as control:
         control.update()
         yield control
 

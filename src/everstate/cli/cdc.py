@@ -176,6 +176,8 @@ def snapshot(
 
     config = connected(context)
     capturing = capturing_of(context, name, app)
+    if yes and not new_epoch:
+        raise InvalidConfig("--yes", yes, "nothing without --new-epoch: no other snapshot deletes")
     if new_epoch:
         if table_name or where or key:
             raise InvalidConfig("--new-epoch", True, "no table: it reads all of them")

@@ -41,7 +41,7 @@ from everstate.sources.cdc.database import (
     SetupStep,
     signal_snapshot,
 )
-from everstate.sources.cdc.fingerprint import fingerprints, keep_up, told_gone
+from everstate.sources.cdc.fingerprint import fingerprints, gone_problems, watch_tables
 from everstate.sources.cdc.halted import has_failed_reading, tables_to_read
 from everstate.sources.cdc.inexact import check_values
 from everstate.sources.cdc.mariadb import MariaDatabase
@@ -227,7 +227,7 @@ class Capturing(CaptureConnector):
                 return
             if renew and position and found.known.epoch >= epoch_of(settings):
                 look = partial(look_at, self.capture, database, position)
-                keep_up(self._config, self.capture, self.entities, database, found, look)
+                watch_tables(self._config, self.capture, self.entities, database, found, look)
 
     def _checked(
         self, database: CapturedDatabase, position: Mapping[str, Any], settings: Mapping[str, str]
@@ -311,7 +311,7 @@ class Capturing(CaptureConnector):
         try:
             known = self._checked(database, position, settings).known
             if known.epoch >= epoch_of(settings):
-                replaced = told_gone(self.capture, self.entities, database, known)
+                replaced = gone_problems(self.capture, self.entities, database, known)
             if (mark := mark_of(database.read_mark())) is not None:
                 replaced += [f"{table}: {why}" for table, why in mark.unseen.items()]
         except SourceReplaced as error:

@@ -123,7 +123,7 @@ def _look(
     return _Look(now, seen, [table for table, how in found.items() if how == CHANGED], gone)
 
 
-def told_gone(
+def gone_problems(
     capture: Capture, entities: Entities, database: CapturedDatabase, known: StreamStanding
 ) -> list[str]:
     """What `cdc status` shows of entities that may be in the log although their rows are gone."""
@@ -131,7 +131,7 @@ def told_gone(
     return [f"{table}: {why}" for table, why in found.items()]
 
 
-def keep_up(
+def watch_tables(
     config: Config,
     capture: Capture,
     entities: Entities,

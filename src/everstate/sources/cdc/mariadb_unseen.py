@@ -3,7 +3,7 @@
 A session may write in the format STATEMENT, whatever the server's global setting is: Debezium skips
 such a statement. And Debezium sends the rows of an XA transaction when it is prepared, so that they
 are in the raw log if it is rolled back afterwards. Both are found here. The mark that everstate
-writes into the database (``replaced``) has them, and `cdc status` tells them until a new epoch.
+writes into the database (``replaced``) has them, and `cdc status` shows them until a new epoch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from everstate.sources.cdc.status import reads_anew
 
 _LOOKED_MAX: Final = 100_000
 """Events of one look, which take two seconds; the next look goes on behind them."""
-_TOLD_MAX: Final = 100
-"""Tables that are told: our table has 64 KB for a mark, and a new epoch reads all tables."""
+_REPORTED_MAX: Final = 100
+"""Most tables that a mark names: its column has 64 KB, and a new epoch reads all tables."""
 _USE: Final = re.compile(r"(?:use `((?:[^`]|``)*)`; )?", re.IGNORECASE)
 _XA: Final = re.compile(rf"{_USE.pattern}XA (START|COMMIT|ROLLBACK) (X'\w*',X'\w*',\d+)")
 _NAME: Final = re.compile(r"""(`[^`]*`|"[^"]*"|[\w$]+)(?:\s*\.\s*(`[^`]*`|"[^"]*"|[\w$]+))?""")
@@ -91,7 +91,7 @@ def judged(capture: Capture, mark: Mark, place: str, events: Iterable[BinlogEven
                 found, reason = ["all tables"], _EARLIER
             elif known is not None and xa[2] == "ROLLBACK":
                 found, reason = known, _IN_LOG if capture.outbox is None else _PUBLISHED
-        for table in found[: max(0, _TOLD_MAX - len(unseen))]:
+        for table in found[: max(0, _REPORTED_MAX - len(unseen))]:
             unseen.setdefault(table, f"{reason.format(event.place)}; {reads_anew(capture.name)}")
         place = event.end
     return replace(mark, looked_at=place, prepared=prepared, unseen=unseen)

@@ -170,8 +170,14 @@ def write_source(
     may_delete: int = 0,
 ) -> None:
     """Write a record into the raw log that names the database that is read from here on."""
-    source = SourceIdentity(identity=identity, epoch=epoch, mark=mark, tables=dict(tables))
-    source.seen, source.may_delete = seen, may_delete
+    source = SourceIdentity(
+        identity=identity,
+        epoch=epoch,
+        mark=mark,
+        tables=dict(tables),
+        seen=seen,
+        may_delete=may_delete,
+    )
     value = encode_source(source)
     with Producer(config, client_id="everstate-cdc") as producer:
         producer.send(OutRecord(names.raw_log, None, value, [(KIND, SOURCE)]))
