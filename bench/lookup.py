@@ -28,7 +28,7 @@ from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.pipeline.archiving.compact import compact
 from everstate.serving import Reader
-from everstate.serving.pool import close_pools
+from everstate.serving.connection import close_pools
 
 COUNT = 1_000_000
 LOOKUPS = 4_000

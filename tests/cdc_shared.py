@@ -13,7 +13,7 @@ from pydantic import create_model
 from clean_cases import CONFIG, Numbered
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, CaptureForm, Table
-from everstate.sources.cdc.numbered import NumberedBatch
+from everstate.sources.cdc.balance import NumberedBatch
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.rows import RawMessage, Unreadable
 from everstate.sources.cdc.shapes import READERS

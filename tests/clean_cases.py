@@ -16,11 +16,10 @@ from everstate.changes import EntityType, Kind
 from everstate.config import Config, load
 from everstate.declarations.captures import Capture, CaptureForm, Table
 from everstate.log.record import OutRecord
-from everstate.sources.cdc.balance import Cut, counted, held_rows
+from everstate.sources.cdc.balance import Cut, NumberedBatch, counted, held_rows
 from everstate.sources.cdc.columns import Rows, Slices
 from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.holding import HeldEntity
-from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.numbering import Numbering
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader

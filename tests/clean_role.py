@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from everstate.app import App
-from everstate.cli.roles import run_clean
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets, Range
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames
 from everstate.pipeline.clean import Cleaner
+from everstate.roles import Role, run_roles
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.restarting import Restarter, keep_running
@@ -133,7 +133,7 @@ def running(config: Config, app: App, *, given: Config | None = None) -> Iterato
 
     def run() -> None:
         try:
-            run_clean(config, app, stop, given=given)
+            run_roles([Role.CLEAN], config, app, stop, given=given)
         except BaseException as error:
             failed.append(error)
 

@@ -268,7 +268,7 @@ def kept(database: str) -> Iterator[PostgresKeptOrders]:
 @pytest.fixture
 def orders(config: Config, database: str) -> Iterator[Orders]:
     """A log of orders, and their views, which the test itself keeps."""
-    from everstate.serving.pool import close_pools
+    from everstate.serving.connection import close_pools
     from kit.view_postgres import PostgresKeptOrders
     from reading_cases import PARTITIONS, Orders
 

@@ -37,7 +37,7 @@ from everstate.views.stores import (
     ViewTables,
     close_store,
 )
-from everstate.views.tables import Core, HistoryTable, KeptTable, physical
+from everstate.views.tables import Core, KeptTable, physical
 from everstate.views.trailing import trail_range
 from everstate.views.versions import registered
 from kit.view_postgres import core_tables
@@ -253,7 +253,7 @@ class KeptKinds:
             rows, start = changes[partition], at[partition]
             at[partition] = end = random.randint(start + 1, rows.num_rows)
             able = [plan.table(1) for plan in self.plans[told.entity] if plan.rides]
-            riders = [t for t in able if isinstance(t, HistoryTable) or random.random() < 0.8]
+            riders = [t for t in able if t.merge == "history" or random.random() < 0.8]
             core = self._core(told.entity, kept, riders)
             # Delivered from anywhere before: the position drops what is read twice.
             first = random.randint(0, start)
@@ -289,7 +289,7 @@ class KeptKinds:
         return True
 
     def _core(self, entity: str, kept: Sequence[KeptTable], riders: Sequence[KeptTable]) -> Core:
-        ids = next((table for table in kept if isinstance(table, HistoryTable)), None)
+        ids = next((table for table in kept if table.merge == "history"), None)
         return Core(entity, "t", tuple(riders), ids=ids)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from budgets import Budgets, loop_s, make_scheduler
@@ -58,6 +59,8 @@ class Measuring:
         self._loop_s = loop_s()
         self._at = time.monotonic(), used_cpu_s()
         self._file: str | None = None
+        self._of_file: set[psutil.Process] = set()
+        """What the fixtures of the running file started."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> _Around:
@@ -67,7 +70,8 @@ class Measuring:
         result = yield
         if nextitem is None or nextitem.path != item.path:
             self._charge(SHARED if nextitem is None else self._file)
-            self._files[self._file].left += self._end_leftovers()
+            self._of_file.clear()
+            self._files[self._file].left += self._end_leftovers(self._of_file)
             self._file = None
         return result
 
@@ -80,8 +84,13 @@ class Measuring:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> _Around:
-        if fixturedef.scope != "session" or self._file is None:
+        if fixturedef.scope == "function" or self._file is None:
             return (yield)
+        if fixturedef.scope != "session":
+            try:
+                return (yield)
+            finally:
+                self._of_file.update(psutil.Process().children(recursive=True))
         self._charge(self._file)
         try:
             return (yield)
@@ -95,7 +104,8 @@ class Measuring:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         result = yield
         if result.failed and call.when != "setup" and self._file is not None:
-            self._used(self._file).left += self._end_leftovers()
+            # The next test of the file still needs what the file's own fixtures started.
+            self._used(self._file).left += self._end_leftovers(self._of_file)
         return result
 
     def pytest_sessionfinish(self) -> None:
@@ -117,8 +127,9 @@ class Measuring:
     def _used(self, name: str) -> Used:
         return self._files.setdefault(name, Used())
 
-    def _end_leftovers(self) -> list[str]:
-        return end_leftovers(self._watch.kept, self._config.stash.get(KEPT_FOLDERS, []))
+    def _end_leftovers(self, kept: set[psutil.Process]) -> list[str]:
+        folders = self._config.stash.get(KEPT_FOLDERS, [])
+        return end_leftovers(self._watch.kept | kept, folders)
 
 
 @dataclass

@@ -173,8 +173,8 @@ class Roles:
 
     def __init__(self, options: list[str], folder: Path, env: Mapping[str, str]) -> None:
         from everstate.cli.console import load_app
-        from everstate.cli.roles import Role, processes_of, run_roles
         from everstate.local import project_config
+        from everstate.roles import Role, processes_of, run_roles
 
         self._stop = threading.Event()
         self._folder, self._env = folder, env

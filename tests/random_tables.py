@@ -6,18 +6,17 @@ Nothing here is shared with what reads the raw log. One seed gives one world.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-from urllib.parse import urlsplit
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-import psycopg
-import pymysql
 from pydantic import create_model
 
 from everstate.app import App
-from everstate.declarations.captures import DatabaseKind, Table
-from random_columns import KINDS, SAME, Kind, quoted
+from everstate.declarations.captures import Table
+from random_columns import KINDS, SAME, Kind
+from random_databases import Database
 from random_keys import KEYS, Key, KeyShape, one_column
 
 Printed = dict[str, dict[str, str | None]]
@@ -31,6 +30,10 @@ _NAMES = (("plain{}", "plain{}"), ("orderNo{}", "order_no{}"), ("unit price {}",
 _SUFFIXES = ("", " lines", "Ö", "'s", "Select", "$a")
 _REFUSED_SUFFIXES = {"postgresql": (",x", '"q"', "(2)"), "mariadb": (",x", "(2)")}
 _NULLS = 0.25
+_TWO_PHASES = 0.1
+"""How many transactions are prepared first."""
+_SETTINGS = 0.15
+"""How many transactions come after another setting."""
 
 
 @dataclass(frozen=True)
@@ -86,127 +89,6 @@ class RandomTable:
         app.entity(self.entity, key="id", source="capture")(create_model(self.entity, **fields))
 
 
-class Database(Protocol):
-    """What differs between the two kinds of databases."""
-
-    kind: DatabaseKind
-    schema: str
-
-    @property
-    def prelude(self) -> list[str]:
-        """Statements that make the types of :data:`random_columns.KINDS`."""
-
-    def name(self, name: str) -> str:
-        """An identifier as SQL."""
-
-    def literal(self, text: str) -> str:
-        """A text as SQL."""
-
-    def extra(self, table: RandomTable) -> list[str]:
-        """Statements after CREATE TABLE."""
-
-    def connect(self) -> Any:
-        """A connection whose cursors run statements, without autocommit."""
-
-    def printed(self, query: str) -> list[tuple[str | None, ...]]:
-        """Rows of a query, each value as the database prints it."""
-
-
-@dataclass
-class Postgres:
-    """A database of PostgreSQL."""
-
-    dsn: str
-    kind: DatabaseKind = "postgresql"
-    schema: str = "public"
-
-    @property
-    def prelude(self) -> list[str]:
-        return [
-            "CREATE EXTENSION citext", "CREATE EXTENSION hstore",
-            "CREATE TYPE mood AS ENUM ('happy', 'so so', 'sad')",
-            "CREATE DOMAIN word AS text DEFAULT 'of the domain'",
-        ]  # fmt: skip
-
-    def name(self, name: str) -> str:
-        return '"' + name.replace('"', '""') + '"'
-
-    def literal(self, text: str) -> str:
-        return quoted(text)
-
-    def extra(self, table: RandomTable) -> list[str]:
-        name = self.name(table.name)
-        made = [f"ALTER TABLE {name} REPLICA IDENTITY {table.identity}"] if table.identity else []
-        if table.form == "parted":
-            made = []
-            for number, span in enumerate(("(MINVALUE) TO (10)", "(10) TO (MAXVALUE)")):
-                part = self.name(f"{table.entity}_{number}")
-                made.append(f"CREATE TABLE {part} PARTITION OF {name} FOR VALUES FROM {span}")
-                if table.identity:
-                    made.append(f"ALTER TABLE {part} REPLICA IDENTITY {table.identity}")
-            return made
-        # Not compressed: a long value is stored apart.
-        return made + [
-            f"ALTER TABLE {name} ALTER {self.name(each.name)} SET STORAGE EXTERNAL"
-            for each in table.columns
-            if each.kind.long is not None and each.kind.type != "numeric"
-        ]
-
-    def connect(self) -> Any:
-        return psycopg.connect(self.dsn)
-
-    def printed(self, query: str) -> list[tuple[str | None, ...]]:
-        with psycopg.connect(self.dsn, options="-c intervalstyle=iso_8601") as connection:
-            found = connection.execute(query.encode()).pgresult
-        assert found is not None
-        return [
-            tuple(
-                None if (value := found.get_value(row, column)) is None else value.decode()
-                for column in range(found.nfields)
-            )
-            for row in range(found.ntuples)
-        ]
-
-
-@dataclass
-class Maria:
-    """A database of MariaDB."""
-
-    dsn: str
-    schema: str
-    kind: DatabaseKind = "mariadb"
-    prelude: list[str] = field(default_factory=list)
-
-    def name(self, name: str) -> str:
-        return "`" + name.replace("`", "``") + "`"
-
-    def literal(self, text: str) -> str:
-        return quoted(text, escapes=True)
-
-    def extra(self, table: RandomTable) -> list[str]:
-        return []
-
-    def connect(self) -> Any:
-        parts = urlsplit(self.dsn)
-        return pymysql.connect(
-            host=parts.hostname, port=parts.port or 3306, user=parts.username,
-            password=parts.password or "", database=self.schema, charset="utf8mb4",
-            init_command="SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES'",
-        )  # fmt: skip
-
-    def printed(self, query: str) -> list[tuple[str | None, ...]]:
-        # Without converters the driver gives the text that the server sends.
-        with self.connect() as connection:
-            connection.decoders = {}
-            with connection.cursor() as cursor:
-                cursor.execute(query)
-                return [tuple(map(_text, row)) for row in cursor.fetchall()]
-
-
-def _text(value: Any) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
-
-
 class World:
     """Random tables of one seed, and what happens to their rows."""
 
@@ -217,6 +99,7 @@ class World:
         keys overlap as they move."""
         self.tables = [self._table(number) for number in range(count)]
         self._next = dict.fromkeys((table.name for table in self.tables), 1)
+        self._prepared = 0
         self.statements: list[str] = []
         """All statements that were run, for whoever looks into a failure."""
 
@@ -364,16 +247,29 @@ class World:
             connection.commit()
 
     def write(self, transactions: int) -> None:
-        """Run random transactions over all captured tables; some are rolled back."""
+        """Run random transactions over all captured tables; some are rolled back.
+
+        Some are prepared first, and settings of session, role and database change between them.
+        """
         with self.database.connect() as connection:
             for _ in range(transactions):
-                with connection.cursor() as cursor:
+                if self._chance.random() < _SETTINGS:
+                    with connection.cursor() as cursor:
+                        self._run(cursor, self._chance.choice(self.database.settings))
+                    connection.commit()
+                with self._transaction(connection), connection.cursor() as cursor:
                     for _ in range(self._chance.randint(1, 6)):
                         self._statement(cursor, self._chance.choice(self.captured))
-                    if self._chance.random() < 0.1:
-                        connection.rollback()
-                    else:
-                        connection.commit()
+
+    @contextmanager
+    def _transaction(self, connection: Any) -> Iterator[None]:
+        is_kept = self._chance.random() >= 0.1
+        if self._chance.random() < _TWO_PHASES:
+            self._prepared += 1
+            yield from self.database.two_phases(connection, self._prepared, is_kept=is_kept)
+            return
+        yield
+        connection.commit() if is_kept else connection.rollback()
 
     def unseen(self, count: int) -> None:
         """Run statements that change rows without row events, each in its own transaction.
@@ -393,6 +289,8 @@ class World:
                 column = self._chance.choice(loose)
                 quoted_name = self.database.name(column.name)
                 default = column.kind.values(self._chance)
+                if default == "x''":
+                    default = "NULL"  # Debezium cannot read the statement, which status reports
                 statements = [
                     f"ALTER TABLE {name} DROP COLUMN {quoted_name}, "
                     f"ADD COLUMN {quoted_name} {column.kind.type} NULL DEFAULT {default}",

@@ -338,7 +338,7 @@ class App(Declares):
             self._debezium_forms.append(entity)
 
     def reader(self, config: Config | None = None) -> Reader:
-        """A reader of the views; close it, and use one for each thread.
+        """A reader of the views, which threads may share; close it.
 
         ``config`` ``None``: that of the working folder, with the addresses of running servers.
         """

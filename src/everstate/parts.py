@@ -12,22 +12,23 @@ nothing in other threads.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
 import psutil
 
 from everstate.errors import EverstateError, Fenced
 from everstate.private import private_folder, write_private
 from everstate.process_mark import start_mark
+from everstate.retrying import Retries
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +247,7 @@ class Journal:
         """Replace the file atomically; a full disk must not end the role."""
         try:
             private_folder(self._path.parent)
-            write_private(self._path, json.dumps(asdict(self._state)))
+            write_private(self._path, msgspec.json.encode(self._state).decode())
         except OSError as error:
             logger.warning("the state of %s is not written: %s", self._state.role, error)
 
@@ -319,13 +320,8 @@ def _states(folder: Path) -> list[tuple[Path, RoleState]]:
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
-            told: dict[str, Any] = json.loads(path.read_text("utf-8"))
-            parts = {name: Part(**part) for name, part in told.pop("parts").items()}
-            findings = {
-                name: PartConcern(**each) for name, each in told.pop("findings", {}).items()
-            }
-            found.append((path, RoleState(**told, parts=parts, findings=findings)))
-        except (OSError, ValueError, TypeError, KeyError):
+            found.append((path, msgspec.json.decode(path.read_bytes(), type=RoleState)))
+        except (OSError, msgspec.MsgspecError):
             continue
     return found
 
@@ -347,36 +343,28 @@ def run_parts(
     raised: only a new process may recover from it. Raises Fenced when every part is fenced.
     """
     failures: list[BaseException] = []
-    fenced: dict[str, Fenced] = {}
+    fenced: set[str] = set()
+    retries = Retries(steady_s=_STEADY_S)
 
     def supervised(name: str, run: PartRun) -> None:
-        attempt = 0
         _own.journal, _own.part = journal, name
         journal.running(name)
         while not stop.is_set():
-            begun = time.monotonic()
             try:
                 run(stop)
                 return
-            except fatal as error:
-                failures.append(error)
-                journal.failed(name, error, None)
-                logger.error("%s ended: %s", name, error)
-                stop.set()
-                return
-            except Fenced as error:
-                journal.failed(name, error, None)
-                logger.error("%s ended: %s", name, error)
-                fenced[name] = error
-                if len(fenced) == len(parts):
-                    failures.append(error)
-                    stop.set()
-                return
             except BaseException as error:
-                if time.monotonic() - begun > _STEADY_S:
-                    attempt = 0
-                pause = retry_s[min(attempt, len(retry_s) - 1)]
-                attempt += 1
+                if isinstance(error, Fenced):
+                    fenced.add(name)
+                is_fatal = isinstance(error, fatal) or len(fenced) == len(parts)
+                if is_fatal or name in fenced:
+                    journal.failed(name, error, None)
+                    logger.error("%s ended: %s", name, error)
+                    if is_fatal:
+                        failures.append(error)
+                        stop.set()
+                    return
+                pause = retries.failed(name, retry_s)
                 journal.failed(name, error, pause)
                 traceback = None if isinstance(error, EverstateError) else error
                 text = "%s stopped and is started again in %.0f s: %s"

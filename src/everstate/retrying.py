@@ -1,32 +1,18 @@
-"""What is repeated because its error may pass: for some seconds, or until a part is stopped.
+"""What is repeated because its error may pass: for some seconds, or with growing pauses.
 
-The loops are tenacity's. This module has the two policies that several rooms share; a policy that
-one place has is written there.
+The loops of a call are tenacity's, and a policy that one place has is written there. A part's steps
+are repeated by a worker (`everstate.runtime`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from logging import Logger
-from typing import TypeVar
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import TYPE_CHECKING
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    retry_if_exception_type,
-    sleep_using_event,
-    stop_after_delay,
-    stop_when_event_set,
-    wait_exponential,
-    wait_fixed,
-)
-
-from everstate.errors import EverstateError
-from everstate.parts import waits, works
-
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from tenacity import Retrying
 
 
 def within(
@@ -37,68 +23,43 @@ def within(
     ``passing``: a class of errors, or a function that decides whether one may pass. Others are
     raised at once. Threads may share it. Cost: 5 to 10 µs a call.
     """
-    return Retrying(
+    import tenacity
+
+    return tenacity.Retrying(
         retry=(
-            retry_if_exception_type(passing)
+            tenacity.retry_if_exception_type(passing)
             if isinstance(passing, type)
-            else retry_if_exception(passing)
+            else tenacity.retry_if_exception(passing)
         ),
-        stop=stop_after_delay(seconds),
-        wait=wait_fixed(pause_s),
+        stop=tenacity.stop_after_delay(seconds),
+        wait=tenacity.wait_fixed(pause_s),
         reraise=True,
     )
 
 
-def until_stopped(
-    step: Callable[[], T],
-    stop: threading.Event,
-    *,
-    waiting: str,
-    log: Logger,
-    passes: Callable[[BaseException], bool],
-    pause_s: float,
-    pause_s_max: float,
-    before_pause: Callable[[], object] = lambda: None,
-) -> Callable[[], T | None]:
-    """The step of a part, repeated while its errors pass; ``None``: ``stop`` ended a pause.
+class Retries:
+    """Pauses by name; a name without a failure is always due."""
 
-    The pauses double from ``pause_s`` to ``pause_s_max``, and start from the first after a step
-    that succeeded. Each one is logged with its error after the words ``waiting`` ("the relay
-    waits"), and reported as the state of this thread's part. Errors that do not pass are raised.
-    """
+    def __init__(self, *, steady_s: float = inf) -> None:
+        """``steady_s``: a name that fails again later than that begins with the first pause."""
+        self._steady_s = steady_s
+        self._failures: dict[str, int] = {}
+        self._due: dict[str, float] = {}
 
-    def tried() -> T | None:
-        # After a pause that `stop` has ended, tenacity would call the step once more.
-        is_repeated = again.statistics["attempt_number"] > 1
-        return None if is_repeated and stop.is_set() else step()
+    def failed(self, name: str, pauses_s: Sequence[float]) -> float:
+        """Record a failure; returns the seconds until the next try, more after each failure."""
+        now = time.monotonic()
+        is_steady = now - self._due.get(name, now) > self._steady_s
+        failures = 0 if is_steady else self._failures.get(name, 0)
+        pause = pauses_s[min(failures, len(pauses_s) - 1)]
+        self._failures[name], self._due[name] = failures + 1, now + pause
+        return pause
 
-    def paused(state: RetryCallState) -> None:
-        assert state.outcome is not None
-        assert state.next_action is not None
-        error, pause = state.outcome.exception(), state.next_action.sleep
-        assert isinstance(error, EverstateError)
-        log.warning("%s %.1f s: %s", waiting, pause, error)
-        waits(error, pause)
-        before_pause()
+    def is_due(self, name: str) -> bool:
+        """Whether a name may be tried now."""
+        return self._due.get(name, 0.0) <= time.monotonic()
 
-    again = Retrying(
-        sleep=sleep_using_event(stop),
-        stop=stop_when_event_set(stop),
-        wait=wait_exponential(multiplier=pause_s, max=pause_s_max),
-        retry=retry_if_exception(passes),
-        before_sleep=paused,
-        retry_error_callback=lambda _: None,
-    )
-
-    def repeated() -> T | None:
-        done: T | None = again(tried)
-        if not stop.is_set():
-            works()
-        return done
-
-    return repeated
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether an error of everstate's may be gone at the next attempt."""
-    return isinstance(error, EverstateError) and error.retryable
+    def forget(self, name: str) -> bool:
+        """Clear the failures of a name; returns whether there were any."""
+        self._due.pop(name, None)
+        return self._failures.pop(name, None) is not None

@@ -18,12 +18,16 @@ def main(settings: Path) -> None:
     config = Config.model_validate_json(settings.read_text())
     spark = spark_session(config)
     with Topics(config) as topics, Offsets(config) as offsets:
-        archiver = Archiver(spark, config, ORDER, offsets=offsets, topics=topics)
-        archiver.run(threading.Event(), on_batch=tell)
+        archiver = TellingArchiver(spark, config, ORDER, offsets=offsets, topics=topics)
+        archiver.run(threading.Event())
 
 
-def tell(batch: ArchivedBatch) -> None:
-    print(batch.epoch, batch.rows, flush=True)
+class TellingArchiver(Archiver):
+    def step(self) -> ArchivedBatch | None:
+        batch = super().step()
+        if batch is not None:
+            print(batch.epoch, batch.rows, flush=True)
+        return batch
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def plant(defect: str, handler: CommandHandler) -> None:
             _: Producer, offsets: Mapping[tuple[str, int], int], _group: Any, _s: float = 60.0
         ) -> None:
             places = [TopicPartition(topic, part, at) for (topic, part), at in offsets.items()]
-            handler.loop._consumer.commit(offsets=places, asynchronous=False)
+            handler._consumer.commit(offsets=places, asynchronous=False)
 
         Producer.send_offsets = outside  # type: ignore[method-assign,assignment]
     elif defect == "state ahead":

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import psycopg
 from fault_rig import kill_family, left_after
+from psycopg import sql
 
 from everstate.changes import ChangeCodec
 from everstate.config import Config, load
@@ -52,7 +53,7 @@ driver_memory = "1g"
 """
 _BUSY = (
     "SELECT client_port FROM pg_stat_activity WHERE state <> 'idle' AND pid <> pg_backend_pid() "
-    "AND query LIKE %s"
+    "AND query LIKE %s AND query NOT LIKE 'LOCK TABLE%%'"
 )
 
 
@@ -126,15 +127,40 @@ class KindsUnderFault:
         return port is not None
 
     def _caught(self, name: str) -> int | None:
+        """The client port of who writes a view; ``None``: nobody did for a while.
+
+        A lock on the view's tables makes the writer wait until it is seen; it goes on with its
+        statement for a moment until it is killed.
+        """
         deadline = time.monotonic() + PATIENCE_S / 4
-        with psycopg.connect(self.config.views_dsn, autocommit=True) as connection:
-            while time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            with psycopg.connect(self.config.views_dsn) as holder:
+                try:
+                    self._lock(holder, name)
+                except (psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
+                    continue  # a version was dropped
                 self.send()
-                until = time.monotonic() + 2 * self._random.random()
-                while time.monotonic() < until:
-                    row = connection.execute(_BUSY, (f"%{name}__v%",)).fetchone()
-                    if row is not None and row[0] is not None:
-                        return int(row[0])
+                port = self._writer(name, time.monotonic() + 4 * self._random.random())
+            if port is not None:
+                time.sleep(0.02 * self._random.random())
+                return port
+        return None
+
+    def _lock(self, holder: psycopg.Connection[Any], name: str) -> None:
+        """Let nobody write the tables of a view until the transaction ends."""
+        schema = self.config.views.schema_name
+        listed = "SELECT tablename FROM pg_tables WHERE schemaname = %s AND tablename ~ %s"
+        for (table,) in holder.execute(listed, (schema, f"^{name}__v[0-9]+$")).fetchall():
+            locked = sql.Identifier(schema, table)
+            holder.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(locked))
+
+    def _writer(self, name: str, until: float) -> int | None:
+        with psycopg.connect(self.config.views_dsn, autocommit=True) as connection:
+            while time.monotonic() < until:
+                row = connection.execute(_BUSY, (f"%{name}__v%",)).fetchone()
+                if row is not None and row[0] is not None:
+                    return int(row[0])
+                time.sleep(0.01)
         return None
 
     def _driver(self) -> psutil.Process:

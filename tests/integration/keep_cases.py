@@ -83,7 +83,7 @@ class Together(Keeper):
         built, passed = self.builder.step(), self.trailer.step()
         passed += self.refresher.step()
         if batch is None and (built is not None or passed):
-            return KeptBatch(0, 0, 0, 0, 0, 0.0)
+            return KeptBatch()
         return batch
 
 

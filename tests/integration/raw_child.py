@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from everstate.app import App
 from everstate.changes.derived import patch_of
 from everstate.config import Config
-from everstate.pipeline.derive.application import run_raw
+from everstate.roles import Role, run_roles
 
 app = App("raw")
 
@@ -35,7 +35,8 @@ derivation = app.derive("parcel_patches", patch_of("parcel"), raw=True)
 
 def main() -> None:
     """Run until the end comes from outside."""
-    run_raw(Config.model_validate_json(sys.stdin.read()), app, threading.Event())
+    config = Config.model_validate_json(sys.stdin.read())
+    run_roles([Role.DERIVE], config, app, threading.Event())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from everstate.api import subscription_router
+from everstate.api import stream_router
 from everstate.api.server import serve
 from everstate.changes.tokens import Spot
 from everstate.config import Config
@@ -20,7 +20,7 @@ def plant(defect: str) -> None:
     """Break what the checker must see."""
     if defect == "a place is forgotten":
         # Whoever comes back gets only what comes from now on.
-        setattr(subscription_router, "LAST_ID", "no-such-header")  # noqa: B010 (a constant)
+        setattr(stream_router, "LAST_ID", "no-such-header")  # noqa: B010 (a constant)
     elif defect == "a page is what was written":
         # A page has the changes that were written on it, not those that take effect on it.
         setattr(feeds, "in_effect", _written)  # noqa: B010

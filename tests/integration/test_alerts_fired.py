@@ -18,9 +18,9 @@ import psycopg
 import pytest
 
 from console_cases import fill, fill_log, hotel, serving
-from everstate.cli.roles import Role, processes_of, run_roles
 from everstate.config import Config, load
 from everstate.log.topics import Topics
+from everstate.roles import Role, processes_of, run_roles
 from kit.settings import altered
 from webhook_receiver import WebhookReceiver, receiving
 

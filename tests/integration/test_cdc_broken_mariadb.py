@@ -35,7 +35,7 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.mariadb import MariaDatabase
-from everstate.sources.cdc.misread import difference, known_columns
+from everstate.sources.cdc.misread import difference, known_columns, real_column
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.restarting import restarters_of
 from everstate.sources.cdc.snapshots import snapshot
@@ -481,7 +481,9 @@ def test_columns_of_every_type_are_known_as_they_are_however_they_came(
             history = [each.value for each in consumer.read_topic(capturing.names.schema_history)]
         known = known_columns(value for value in history if value is not None)
         with closing(MariaDatabase(capture, capturing.names, maria.dsn)) as database:
-            columns = {table: database.columns(table) for table in tables}
+            columns = {
+                table: [real_column(row) for row in database.columns(table)] for table in tables
+            }
         return {table: difference(known.get(table, []), columns[table]) for table in tables}
 
     try:

@@ -27,7 +27,7 @@ from clean_role import newest, running
 from everstate.app import App
 from everstate.cli import cli
 from everstate.config import Config
-from everstate.declarations.captures import Capture, Table
+from everstate.declarations.captures import Capture, DatabaseKind, Table
 from everstate.errors import CaptureFailed, InvalidCapture
 from everstate.log.topics import Topics
 from everstate.sources.cdc import halted
@@ -281,6 +281,43 @@ def test_a_table_that_a_snapshot_cannot_read_is_told_and_blocks_no_other(
     source.run("ALTER TABLE tags REPLICA IDENTITY FULL")
     (late,) = [step for step in capturing.add().steps if step.note is not None]
     assert "everstate cdc snapshot shop --table public.tags" in str(late.note)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_snapshot_of_a_name_with_a_blank_goes_on_when_its_connector_starts_again(
+    config: Config, request: pytest.FixtureRequest, kind: DatabaseKind
+) -> None:
+    source: PostgresSource | MariaSource
+    if kind == "postgresql":
+        source, schema, quote = PostgresSource(request.getfixturevalue("database")), "public", '"'
+    else:
+        source = request.getfixturevalue("maria")
+        schema, quote = source.schema, "`"
+    names = ("more", "order lines")
+    for name in names:
+        table = f"{quote}{name}{quote}"
+        source.run(f"CREATE TABLE {table} (id int PRIMARY KEY)", f"INSERT INTO {table} VALUES (1)")
+    tables = {f"{schema}.{name}": Table(entity=name.replace(" ", "_")) for name in names}
+    capturing = Capturing(
+        config, Capture(name="shop", kind=kind, tables=tables, dsn=source.dsn), local=True
+    )
+    assert config.capture.connect_url is not None
+    worker, connector = Connect(config.capture.connect_url), capturing.names.connector
+    with removed(capturing):
+        capturing.add()
+        assert eventually(lambda: len(list(raw_records(config))) == 2)
+        worker.stop(connector)
+        assert eventually(lambda: capturing.status().state == "STOPPED"), capturing.status()
+        # As Debezium stores it while it reads the rows again.
+        listed = [{"incremental_snapshot_collections_id": each} for each in reversed(tables)]
+        halfway = {"incremental_snapshot_collections": json.dumps(listed)}
+        worker.alter_offset(connector, {**worker.offset(connector), **halfway})
+        worker.resume(connector)
+        assert eventually(lambda: capturing.failure() is not None), capturing.status()
+        assert capturing.restart_failed() is None, "no table is given up"
+        assert eventually(lambda: len(list(raw_records(config))) == 4), capturing.status()
+        assert capturing.status().well
+        assert [name for name, _ in raw_records(config)][2:] == ["order lines", "more"]
 
 
 def test_mariadb_needs_no_hand_but_a_declared_key_also_over_tls(

@@ -19,7 +19,7 @@ from everstate.declarations.captures import Capture, ProvenanceFrom, Table
 from everstate.errors import CaptureFailed
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.refusing import shape_findings
+from everstate.sources.cdc.refusing import peculiarities, shape_findings
 
 
 class Item(BaseModel):
@@ -210,7 +210,8 @@ def test_an_index_is_an_identity_for_declared_key_columns(
     capturing = capture_tables(config, source, t=Table(entity="item", key_columns=("id",)))
     assert checked(capturing) == {}
     with capturing.database() as database:
-        assert database.peculiarities().keys == {"public.t": ("id",)}
+        peculiar = peculiarities(capturing.capture, {}, database.shapes({}))
+        assert peculiar.keys == {"public.t": ("id",)}
         assert database.condition("public.t", [{"id": 7}]) == '("id" = 7::integer)'
 
 
@@ -290,7 +291,8 @@ def test_a_generated_column_is_left_out_and_its_field_is_computed_or_dropped(
     found = {each.name: each for each in capturing.check()}
     assert found["generated column public.t.total"].outcome == "ok"
     with capturing.database() as database:
-        assert list(database.peculiarities().left_out["public.t"]) == ["total"]
+        peculiar = peculiarities(capturing.capture, {}, database.shapes({}))
+        assert list(peculiar.left_out["public.t"]) == ["total"]
 
 
 def test_a_column_that_no_field_has_is_left_out_where_its_long_values_cannot_be_told(

@@ -21,8 +21,7 @@ from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicNames, Topics
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
-from everstate.sources.cdc.holding import read_held
-from everstate.sources.cdc.lost import LOST
+from everstate.sources.cdc.holding import LOST, read_held
 from kit.settings import cleaning
 from log_cases import forget
 

@@ -119,10 +119,10 @@ def test_states_answers_and_positions_are_carried_or_all_is_refused(config: Conf
     # Nobody goes on from changes alone.
     with CommandHandler(other, app) as handler:
         with pytest.raises(LogTruncated, match="log begin --again"):
-            until(lambda: handler.loop.step(0.2) > 0)
+            until(lambda: handler.step(0.2) > 0)
     with ProcessRunner(other, app, "bonus") as runner:
         with pytest.raises(LogTruncated, match="log begin --again"):
-            until(lambda: runner.loop.step(0.2) > 0)
+            until(lambda: runner.step(0.2) > 0)
     with pytest.raises(LogError, match=r'react again.*start="end".*begin --again'):
         begin_log(other, app, again=True)
     assert topics_written(other) == {changes, TopicNames(other.log.prefix).parked(bank.ENTITY)}

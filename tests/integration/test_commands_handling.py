@@ -381,8 +381,8 @@ def test_a_group_that_was_forgotten_goes_on_where_the_answers_end(
         update={"commands": config.commands.model_copy(update={"group": "other"})}
     )
     with CommandHandler(changed, bank.app) as handler:
-        until(lambda: handler.loop.step(0.2) == 0 and len(owned(handler)) == 3)
-        assert handler.loop.records == 0
+        until(lambda: handler.step(0.2) == 0 and len(owned(handler)) == 3)
+        assert handler.records == 0
     with running(changed, bank.app):
         assert send(client, "a1", bank.Deposit(amount=1)).version == 3
     assert first.version == 2

@@ -113,8 +113,8 @@ def forgotten_by_kafka(config: Config, seats: Any) -> None:
     with running(config, seats.app), CommandClient(config, seats.app) as client:
         client.send("show", "s2", opened, provenance=bank.TELLER, timeout_s=60).or_raise()
     with ProcessRunner(forgotten, seats.app, "waiting_list", clock=lambda: later) as runner:
-        until(lambda: runner.loop.step(0.2) > 0)
-        assert runner.loop.records == 1
+        until(lambda: runner.step(0.2) > 0)
+        assert runner.records == 1
     assert len(read_command_log(config, "show").commands) == before + 1
 
 
@@ -160,7 +160,7 @@ def reactions(config: Config, greeter: Greeter, versions: list[int]) -> list[int
                 record = greeter.codec.encode(account(version))
                 for topic in (greeter.changes, state):
                     producer.send(OutRecord(topic, *record))
-        until(lambda: runner.loop.step(0.2) >= 0 and runner.loop.records == len(versions))
+        until(lambda: runner.step(0.2) >= 0 and runner.records == len(versions))
     commands = read_command_log(config, bank.ENTITY).commands
     return [json.loads(record.value or b"")["data"]["amount"] for record in commands]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any
 
 import psycopg
@@ -15,8 +16,8 @@ from pydantic import AwareDatetime, BaseModel, Field, NaiveDatetime
 
 from everstate.api.view_following import RowFilter, ViewWish
 from everstate.changes import EntityType
-from everstate.serving.predicates import parse_order, parse_predicate
-from everstate.serving.view_columns import columns_of, condition
+from everstate.serving.predicates import condition, field_of, order_term
+from everstate.serving.view_columns import column_of, columns_of
 from everstate.serving.view_watch import SeenRow
 
 
@@ -32,7 +33,7 @@ class Reading(BaseModel):
     s: str | None = None
 
 
-READING = EntityType("reading", Reading, "reading_id")
+FIELD = partial(field_of, EntityType("reading", Reading, "reading_id"))
 STATES: dict[str, str] = {
     "none": "{}",
     "even": '{"n": 5, "x": 9007199254740992, "d": "12.50", "b": true, "s": "5"}',
@@ -88,13 +89,13 @@ def connection(database: str) -> Iterator[Connection[Any]]:
 def test_fields_are_compared_by_what_was_written(
     connection: Connection[Any], where: str, keys: set[str]
 ) -> None:
-    text, values = parse_predicate(where, READING).compose()
+    text, values = condition(where, FIELD).compose()
     query = sql.SQL("SELECT key FROM reading WHERE {}").format(text)
     assert {key for (key,) in connection.execute(query, values)} == keys
 
 
 def test_fields_are_ordered_by_what_was_written(connection: Connection[Any]) -> None:
-    text = parse_order("-x", READING).order
+    text = order_term("-x", FIELD).order
     query = sql.SQL("SELECT key FROM reading WHERE state -> 'x' IS NOT NULL ORDER BY {}")
     found = [key for (key,) in connection.execute(query.format(text))]
     assert found == ["huge", "odd", "even", "nearly a tenth", "tenth", "tiny", "words"]
@@ -152,9 +153,10 @@ def test_a_stream_filters_the_rows_that_sql_finds(connection: Connection[Any]) -
             connection.execute(insert.encode(), (f"{name} {place}", value))
     columns = columns_of(connection, "public", "readings")["readings"]
     rows = connection.execute("SELECT * FROM readings", binary=True).fetchall()
+    find = partial(column_of, "readings", columns)
     found: dict[str, set[str]] = {}
     for text in ASKED:
-        said, values_asked = condition(text, "readings", columns).compose()
+        said, values_asked = condition(text, find).compose()
         query = sql.SQL("SELECT id FROM readings WHERE {}").format(said)
         found[text] = {one for (one,) in connection.execute(query, values_asked)}
         stream = RowFilter(ViewWish("readings", [text], None), columns)

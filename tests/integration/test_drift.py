@@ -26,7 +26,8 @@ from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.parts import Journal, run_parts
-from everstate.pipeline.drift.check import DriftReport, check_drift, drift_on_schedule
+from everstate.pipeline.drift.check import DriftReport, ScheduledDrift, check_drift
+from everstate.runtime.worker import part_of
 from everstate.sources.outbox import Relay
 from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
 from everstate.sources.stores.cassandra.schema import table_of
@@ -469,9 +470,11 @@ def test_scheduled_drift_needs_attention_until_a_comparison_finds_none(
     put(side, range(5), "a")
     side.lose()
     config = altered(side.config, drift={"every_s": 0.5, "repair": False})
-    run = drift_on_schedule(spark, config, {ORDER.name: ORDER}, {ORDER.name: side.truth})
+    drift = ScheduledDrift(spark, config, {ORDER.name: ORDER}, {ORDER.name: side.truth})
     journal, stop = Journal("pipeline", tmp_path), threading.Event()
-    role = threading.Thread(target=run_parts, args=(journal, {"drift": run}, stop))
+    role = threading.Thread(
+        target=run_parts, args=(journal, {"drift": part_of(lambda: drift)}, stop)
+    )
     role.start()
     try:
         found = _until(lambda: journal.state.findings)[f"drift of {ORDER.name}"]

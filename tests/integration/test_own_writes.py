@@ -75,7 +75,7 @@ def test_every_write_is_read_back_with_its_token(orders: Orders) -> None:
 def test_planted_without_the_token_an_older_state_is_read(
     orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstate.api.view_reading._token", lambda _: None)
+    monkeypatch.setattr("everstate.http.answers.HttpRequest.wait_for", None)
     with EntityStore(orders.config, orders.app.entity_type("order")) as store:
         store.install()
     with served(orders) as address, Client(address) as client:

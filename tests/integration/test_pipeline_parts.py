@@ -12,7 +12,7 @@ from keep_cases import World
 
 from everstate.archive.layout import table_path
 from everstate.parts import Part, read_states
-from everstate.pipeline.application import PipelineApplication
+from everstate.roles import Role, run_roles
 from kit.models import Seat
 from kit.waiting import until
 
@@ -29,8 +29,8 @@ def world(world: World) -> World:
 def running(world: World) -> Iterator[None]:
     """The pipeline of a project, in a thread."""
     stop = threading.Event()
-    pipeline = PipelineApplication(world.config, world.app)
-    thread = threading.Thread(target=pipeline.run, args=(stop,))
+    role = ([Role.PIPELINE], world.config, world.app, stop)
+    thread = threading.Thread(target=run_roles, args=role)
     thread.start()
     try:
         yield

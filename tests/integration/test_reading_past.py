@@ -25,7 +25,7 @@ from everstate.log.record import OutRecord
 from everstate.pipeline.requests.answers import Answers
 from everstate.pipeline.requests.moment import Moment
 from everstate.pipeline.requests.query import Queries, QueryResult
-from everstate.serving.pool import close_pools
+from everstate.serving.connection import close_pools
 from kit.changes import change_of
 from kit.verbs import verbs
 

@@ -19,7 +19,7 @@ from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.pipeline.spark.archived import read_archive
 from everstate.serving import Reader
-from everstate.views.images import state_text
+from kit.changes import state_text
 from type_table import FIELD_TYPES, FieldType, Given, arrow_value, lake_value, same_value
 
 pytestmark = pytest.mark.settings(archive={"trigger_s": 1})

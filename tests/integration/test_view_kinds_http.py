@@ -23,7 +23,7 @@ from everstate.app import App
 from everstate.config import Config, load
 from everstate.log.topics import TopicIdentity
 from everstate.serving import Reader
-from everstate.serving.pool import close_pools
+from everstate.serving.connection import close_pools
 from everstate.views.control import Control
 from everstate.views.versions import registered
 from kind_app import kinds_app

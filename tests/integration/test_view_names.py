@@ -34,7 +34,7 @@ from everstate.views.kinds import LatestPlan
 from everstate.views.kinds.linear import LinearPlan
 from everstate.views.reading import overflow_sql
 from everstate.views.stores import ViewTables
-from everstate.views.stores.postgres.publishing import drop_reader, point_reader
+from everstate.views.stores.postgres.publishing import ReaderName
 from everstate.views.versions import registered
 from kit.view_postgres import core_tables
 
@@ -204,13 +204,13 @@ def test_whatever_depends_on_a_name_refuses_its_new_columns_and_is_named(
 ) -> None:
     connection: psycopg.Connection[Any] = control.connection
     with connection.transaction():
-        point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS a, 2 AS b").format())
+        ReaderName(connection, "names", "shown").point("SELECT 1 AS a, 2 AS b")
     connection.execute(DEPENDENTS[kind].encode())
     with pytest.raises(PublishRefused, match="of_mine"), connection.transaction():
-        point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS c").format())
+        ReaderName(connection, "names", "shown").point("SELECT 1 AS c")
     dropping = pytest.raises(PublishRefused, match=r"not dropped, because .*of_mine")
     with dropping, connection.transaction():
-        drop_reader(connection, "names", "shown")
+        ReaderName(connection, "names", "shown").drop()
     assert connection.execute("SELECT * FROM shown").fetchall() == [(1, 2)]
 
 
@@ -240,7 +240,7 @@ def test_a_sum_that_its_cast_cannot_hold_is_null_and_the_other_groups_are_read(
         "INSERT INTO v__v1 VALUES ('a', 0, 1, 600, 1), ('a', 1, 1, 600, 1), ('b', 0, 1, 600, 1)"
     )
     row = registered(plan, 1, published=True)
-    with closing(ReadConnection(database)) as reading:
+    with closing(ReadConnection(lambda: database)) as reading:
         assert overflows(reading, "names", row, plan) == {"d": 1}
         assert overflows(reading, "names", replace(row, fingerprint="another"), plan) == {}
 
@@ -250,7 +250,7 @@ def test_a_name_that_is_made_again_keeps_owner_options_and_grants(control: Contr
     connection.execute("CREATE ROLE name_owner; CREATE ROLE name_reader")
     try:
         with connection.transaction():
-            point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS a, 2 AS b").format())
+            ReaderName(connection, "names", "shown").point("SELECT 1 AS a, 2 AS b")
         connection.execute(
             "GRANT USAGE, CREATE ON SCHEMA names TO name_owner; "
             "ALTER VIEW shown OWNER TO name_owner; ALTER VIEW shown SET (security_barrier = true); "
@@ -258,7 +258,7 @@ def test_a_name_that_is_made_again_keeps_owner_options_and_grants(control: Contr
             "GRANT UPDATE ON shown TO name_reader WITH GRANT OPTION"
         )
         with connection.transaction():
-            point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS a, 3 AS c").format())
+            ReaderName(connection, "names", "shown").point("SELECT 1 AS a, 3 AS c")
         (found,) = connection.execute(
             "SELECT pg_get_userbyid(relowner), reloptions, "
             "has_column_privilege('name_reader', 'shown', 'a', 'SELECT'), "
@@ -280,11 +280,11 @@ def test_comments_of_others_stay_whether_a_name_is_replaced_or_made_again(
         "SELECT obj_description('shown'::regclass, 'pg_class'), "
         "col_description('shown'::regclass, 1)"
     )
-    shown = [sql.SQL("SELECT 1 AS a, 2 AS b"), sql.SQL("SELECT 1 AS a, 3 AS c")]
+    shown = ["SELECT 1 AS a, 2 AS b", "SELECT 1 AS a, 3 AS c"]
 
-    def point(query: sql.SQL) -> None:
+    def point(query: str) -> None:
         with connection.transaction():
-            point_reader(connection, "names", "shown", query.format())
+            ReaderName(connection, "names", "shown").point(query)
 
     point(shown[0])
     assert connection.execute(comments).fetchall() == [(None, None)]
@@ -293,7 +293,7 @@ def test_comments_of_others_stay_whether_a_name_is_replaced_or_made_again(
     before = connection.execute(identity).fetchall()
     point(shown[0])
     assert connection.execute(identity).fetchall() == before, "it shows that already"
-    for query in (sql.SQL("SELECT 4 AS a, 2 AS b"), shown[1]):
+    for query in ("SELECT 4 AS a, 2 AS b", shown[1]):
         point(query)
         assert connection.execute(comments).fetchall() == [("of mine", "one")]
 
@@ -319,10 +319,10 @@ def test_a_default_privilege_that_was_revoked_stays_revoked(control: Control) ->
     connection = control.connection
     connection.execute("ALTER DEFAULT PRIVILEGES IN SCHEMA names GRANT SELECT ON TABLES TO PUBLIC")
     with connection.transaction():
-        point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS a").format())
+        ReaderName(connection, "names", "shown").point("SELECT 1 AS a")
     connection.execute("REVOKE SELECT ON shown FROM PUBLIC")
     with connection.transaction():
-        point_reader(connection, "names", "shown", sql.SQL("SELECT 1 AS b").format())
+        ReaderName(connection, "names", "shown").point("SELECT 1 AS b")
     may = "SELECT has_table_privilege('public', 'shown', 'SELECT')"
     assert connection.execute(may).fetchall() == [(False,)]
 

@@ -21,11 +21,10 @@ from everstate.config import Config
 from everstate.errors import NotCaughtUp, ThrottledChangesWait
 from everstate.pipeline.keeping.releasing import Releaser
 from everstate.views.changing import ask_rebuild
-from everstate.views.control import Control
+from everstate.views.control import Control, deferring
+from everstate.views.control.deferring import deferred_offsets
 from everstate.views.database import connect_views
 from everstate.views.policies import DEFERRED, ignore, throttle
-from everstate.views.stores import deferred_offsets, take_part
-from everstate.views.stores.postgres import deferring
 from everstate.views.tables import KeptTable, rule_column
 from kit.view_contract import TOTALS
 from kit.view_orders import HISTORY, orders
@@ -276,8 +275,8 @@ def test_throttled_changes_wait_while_the_core_writes(kept: PostgresKeptOrders) 
     with psycopg.connect(kept.dsn) as writing:
         query = sql.SQL("SELECT FROM {}.position FOR NO KEY UPDATE")
         writing.execute(query.format(sql.Identifier(kept.schema_name)))
-        assert take_part(kept.dsn, kept.schema_name, core, slow, 0, 9, waits=False) is None
-    assert take_part(kept.dsn, kept.schema_name, core, slow, 0, 9, waits=False) == 3
+        assert kept.under_test.take_deferred(core, slow, 0, 9, waits=False) is None
+    assert kept.under_test.take_deferred(core, slow, 0, 9, waits=False) == 3
     assert kept.tables().totals == [(3, 0 + 1 + 2)]
 
 
@@ -294,7 +293,7 @@ def test_a_stored_part_is_applied_in_pieces(kept: PostgresKeptOrders) -> None:
         assert [o for *_, offsets in found for o in offsets] == waiting
         assert first == ({(1, 0): waiting[0]} if waiting else {})
         assert kept.tables().totals == [(taken, sum(range(taken)) if taken else None)]
-        take_part(kept.dsn, kept.schema_name, core, slow, 0, 1 if taken == 0 else 2)
+        kept.under_test.take_deferred(core, slow, 0, 1 if taken == 0 else 2)
 
 
 def test_a_view_beside_which_no_more_may_wait_is_behind_alone(
@@ -308,9 +307,9 @@ def test_a_view_beside_which_no_more_may_wait_is_behind_alone(
     (failure,) = kept.apply(0, 3, 6, changes(3, 6), core=core).failures
     assert "3 throttled changes are waiting already" in failure.reason
     assert (kept.vector(), kept.vector(slow), kept.vector(HISTORY)) == ({0: 6}, {0: 3}, {0: 6})
-    assert take_part(kept.dsn, kept.schema_name, core, slow, 0, 9) == 3
+    assert kept.under_test.take_deferred(core, slow, 0, 9) == 3
     assert kept.tables().totals == [(3, 0 + 1 + 2)]
     kept.trail(slow, 0, 3, 6, changes(3, 6), meets=True)
-    assert take_part(kept.dsn, kept.schema_name, core, slow, 0, 9) == 3
-    assert take_part(kept.dsn, kept.schema_name, core, slow, 0, 9) == 0
+    assert kept.under_test.take_deferred(core, slow, 0, 9) == 3
+    assert kept.under_test.take_deferred(core, slow, 0, 9) == 0
     assert kept.tables().totals == [(6, 15)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-from psycopg import sql
 from pydantic import BaseModel
 
 from everstate.app import App
 from everstate.views.kinds.last import LastPlan
+from everstate.views.stores.postgres.tables import Readers
 
 ROWS, CATEGORIES = 40_000, 8
 
@@ -40,16 +40,15 @@ def test_the_rows_of_one_category_are_read_by_index(database: str) -> None:
     columns = {column.output: column.name for column in made.row}
     with psycopg.connect(database, autocommit=True) as connection:
         text = (
-            f"CREATE TABLE kept (key text PRIMARY KEY, version bigint, {columns['shop']} text, "
-            f"{columns['price']} bigint);"
-            f"INSERT INTO kept SELECT 'k' || i, 1, nullif('s' || i % {CATEGORIES}, 's0'), i "
+            f"CREATE TABLE newest__v1 (key text PRIMARY KEY, version bigint, "
+            f"{columns['shop']} text, {columns['price']} bigint);"
+            f"INSERT INTO newest__v1 SELECT 'k' || i, 1, nullif('s' || i % {CATEGORIES}, 's0'), i "
             f"FROM generate_series(1, {ROWS}) i;"
-            f"CREATE INDEX ON kept ({', '.join(names)})"
+            f"CREATE INDEX ON newest__v1 ({', '.join(names)})"
         )
         connection.execute(text.encode())
-        connection.execute(b"VACUUM ANALYZE kept")
-        view = sql.SQL("CREATE VIEW newest AS {}").format(made.reader(sql.Identifier("kept")))
-        connection.execute(view)
+        connection.execute(b"VACUUM ANALYZE newest__v1")
+        connection.execute(f"CREATE VIEW newest AS {made.read(Readers('public', 1))}".encode())
         query = b"SELECT price, place FROM newest WHERE shop = 's3' ORDER BY place"
         found = connection.execute(query).fetchall()
         assert found == [(ROWS - 5 - CATEGORIES * n, n + 1) for n in range(30)]

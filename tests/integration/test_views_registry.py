@@ -9,12 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
-import typer
-from typer.core import TyperCommand
 
 from everstate.app import App
 from everstate.cli import rebuild
 from everstate.cli.asking import control_of
+from everstate.cli.console import AppSession
 from everstate.config import load
 from everstate.errors import BuildFailed, InvalidQuery, NotFound, NoViews, VersionsDiffer
 from everstate.pipeline.keeping.refresh import Refresher
@@ -177,9 +176,8 @@ def test_a_command_that_waits_for_a_build_ends_with_the_reason_of_this_attempt(
     wanted = ask_rebuild(control, PLAN.name)
     assert (wanted.version, control.versions(PLAN.name)[-1].error) == (2, None)
     control.set_error(PLAN.name, 2, failed)
-    context = typer.Context(TyperCommand("rebuild"))
     with control.duty("answers"), pytest.raises(BuildFailed) as told:
-        rebuild._awaited(context, None, control, wanted)
+        rebuild._awaited(AppSession(Path("."), None), control, wanted)
     assert "version 2 of view totals cannot be built: its SQL has no such column." in str(
         told.value
     )
@@ -193,9 +191,8 @@ def test_a_command_that_requires_equal_rows_ends_when_they_are_not(
     wanted = ask_rebuild(control, PLAN.name, require_equal=True)
     control.set_built(PLAN.name, wanted.version, {})
     control.add_built(PLAN.name, wanted.version, {"different": 1200})
-    context = typer.Context(TyperCommand("rebuild"))
     with control.duty("answers"), pytest.raises(VersionsDiffer) as told:
-        rebuild._awaited(context, None, control, wanted)
+        rebuild._awaited(AppSession(Path("."), None), control, wanted)
     assert "is not published: 1,200 rows differ" in str(told.value)
     assert control.versions(PLAN.name)[-1].status == BUILDING
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from everstate.changes import Change, Kind, Provenance, new_change_id
 
 
@@ -32,3 +34,11 @@ def change_of(
     }
     states = {"current": current, "original": original}
     return Change(entity=entity, key=key, version=version, **states, **{**given, **fields})
+
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def state_text(message: bytes) -> bytes:
+    """JSON text of the current state in a readable message."""
+    return bytes(_members(message).get("currentEntityState", b"null"))

@@ -21,21 +21,17 @@ from everstate.errors import HeldOverflow, PositionMoved, ViewFailed
 from everstate.views.batch import Batch
 from everstate.views.core import Applied, Failure, Held, Refused
 from everstate.views.gate import GateRow, HeldRow, Ints, Keys
-from everstate.views.images import state_text
 from everstate.views.misfits import MisfitCount
 from everstate.views.tables import (
     CORE_FINGERPRINT,
-    AppendTable,
     Core,
-    HistoryTable,
     KeptTable,
     Merge,
-    RowTable,
     Sum,
-    SumTable,
     planned_column,
 )
 from everstate.views.trailing import Exceptions
+from kit.changes import state_text
 
 _GONE: Final = object()
 
@@ -373,7 +369,7 @@ class MemoryTrailing(Opened):
     def floors(self, batch: Batch) -> Mapping[str, datetime]:
         """As-of times before the range; only a history has them."""
         found: dict[str, datetime] = {}
-        if isinstance(self.table, HistoryTable):
+        if self.table.merge == "history":
             names = set(batch.keys.names.to_pylist())
             for (key, _), row in self.transaction.items(self.table.name):
                 if key in names:
@@ -485,7 +481,7 @@ def write_latest(opened: Opened, name: str, changes: pa.Table, times: pa.Array) 
             opened.transaction.put(name, key, (version, change_id, moment, kind, state))
 
 
-def _rows(opened: Opened, table: RowTable, batch: Batch) -> None:
+def _rows(opened: Opened, table: KeptTable, batch: Batch) -> None:
     changes = batch.changes.take(batch.lasts)
     images = opened.store.images(changes, planned_column(table, "current"))
     for key, version, image in zip(
@@ -499,7 +495,7 @@ def _rows(opened: Opened, table: RowTable, batch: Batch) -> None:
             opened.transaction.put(table.name, key, (version, *values))
 
 
-def _sums(opened: Opened, table: SumTable, batch: Batch) -> None:
+def _sums(opened: Opened, table: KeptTable, batch: Batch) -> None:
     # In Python: `sum_deltas` has tests of its own, and costs a schedule of small batches most of
     # its time.
     changed: dict[Any, dict[str, Any]] = {}
@@ -535,19 +531,16 @@ def _together(kind: Sum, old: Any, new: Any) -> Any:
     return max(old, new) if kind == "max" else min(old, new)
 
 
-def _appended(opened: Opened, table: AppendTable | HistoryTable, batch: Batch) -> None:
-    if isinstance(table, HistoryTable):
-        return _changes(opened, table, batch)
+def _appended(opened: Opened, table: KeptTable, batch: Batch) -> None:
     images = opened.store.images(batch.changes, planned_column(table, "change"))
     places = (batch.changes[name].to_pylist() for name in ("key", "version"))
     for key, version, image in zip(*places, images, strict=True):
         if image is not None:
             assert opened.transaction.get(table.name, (key, version)) is None, "a version twice"
             opened.transaction.put(table.name, (key, version), tuple(image.values()))
-    return None
 
 
-def _changes(opened: Opened, table: HistoryTable, batch: Batch) -> None:
+def _changes(opened: Opened, table: KeptTable, batch: Batch) -> None:
     columns = (batch.changes[name].to_pylist() for name in ("key", "version", "id", "kind"))
     for key, version, change_id, kind, moment, state in zip(
         *columns, batch.as_of.to_pylist(), _states(batch.changes), strict=True
@@ -560,4 +553,5 @@ MERGES: Final[Mapping[Merge, Callable[[Any, Any, Batch], None]]] = {
     "row": _rows,
     "sum": _sums,
     "append": _appended,
+    "history": _changes,
 }

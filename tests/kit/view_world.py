@@ -21,7 +21,6 @@ from everstate.views.kinds import HistoryPlan, ViewPlan
 from everstate.views.tables import (
     CORE_FINGERPRINT,
     Core,
-    HistoryTable,
     Image,
     KeptTable,
     Vector,
@@ -287,7 +286,7 @@ class World:
                     self.pending.append(task)
 
     def _core(self, riders: Sequence[KeptTable], kept: KeptTables) -> Core:
-        ids = next((table for table, _ in kept if isinstance(table, HistoryTable)), None)
+        ids = next((table for table, _ in kept if table.merge == "history"), None)
         return Core("order", "orders", tuple(riders), ids=ids)
 
     def _apply(self, core: Core, partition: int, span: Range) -> None:

@@ -37,7 +37,8 @@ from everstate.attention.looking import SeenProject
 from everstate.attention.webhook import deliver
 from everstate.changes import EntityType
 from everstate.changes.drift import Heard
-from everstate.cli.status import _print_roles
+from everstate.cli.results import tell
+from everstate.cli.status import _roles_told
 from everstate.config import Config, load
 from everstate.errors import Unavailable
 from everstate.log.lag import LagRow
@@ -273,7 +274,7 @@ def test_a_store_behind_its_log_is_told_all_the_time_however_long_the_relay_look
 
     def relay(stop: threading.Event) -> None:
         check_store(cast(Any, None), Config(), [guest], "relay main")
-        _print_roles(read_states(tmp_path))
+        tell(*_roles_told(read_states(tmp_path)))
         works()
         at_last.append([*of_roles(read_states(tmp_path))])
         stop.set()
@@ -395,7 +396,7 @@ def test_a_webhook_that_is_down_loses_nothing_and_delays_nobody(tmp_path: Path) 
     again, stop = Alerting(config, App("hotel")), threading.Event()
     with receiving(port) as receiver:
         receiver.answers.clear()
-        thread = threading.Thread(target=again.send, args=(stop,))
+        thread = threading.Thread(target=again.parts()[WEBHOOK], args=(stop,))
         thread.start()
         again.take(seen(), 20.0)
         assert receiver.bodies == []

@@ -57,6 +57,12 @@ def ask(api: FastAPI, method: str, path: str, **more: object) -> httpx.Response:
     return asyncio.run(once())
 
 
+def test_a_parameter_that_a_read_of_the_past_does_not_have_is_refused(local: FastAPI) -> None:
+    refused = ask(local, "GET", "/v1/visit/v1?version=1&vresion=2")
+    assert refused.status_code == 400
+    assert refused.json()["advice"] == "There are: at, recorded_at, version."
+
+
 TYPES = ("bell", "visit")
 
 

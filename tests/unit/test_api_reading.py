@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,11 +38,6 @@ def test_a_stored_event_is_read_as_it_was_written(
     app = App("hotel")
     app.entity("visit", key="id")(Visit)
     reader = SimpleNamespace(get=lambda *_, **__: SimpleNamespace(state=stored))
-
-    @contextmanager
-    def lent(*_: object) -> Iterator[object]:
-        yield reader
-
     reading = Reading(load(tmp_path), app)
-    monkeypatch.setattr(reading, "_reader", lent)
+    monkeypatch.setattr(reading, "_reader", lambda *_: reader)
     assert reading.find("visit", "a") == read

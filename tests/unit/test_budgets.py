@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,38 @@ def test_what_a_test_leaves_running_is_ended_with_what_it_started_and_nothing_el
             process.kill()
         kept.kill()
         kept.wait()
+
+
+_FILE = """
+import os, subprocess, pytest
+
+@pytest.fixture(scope="module")
+def server():
+    with subprocess.Popen(["sleep", "60"]) as running:
+        yield running
+        running.kill()
+
+def test_that_leaves_a_process_and_fails(server):
+    os.environ["LEFT"] = str(subprocess.Popen(["sleep", "61"]).pid)
+    assert False
+
+def test_that_needs_the_server_of_the_file(server):
+    assert server.poll() is None
+    assert os.waitpid(int(os.environ["LEFT"]), 0)[1] == 9
+"""
+
+
+def test_a_test_that_fails_ends_what_it_left_and_not_the_servers_of_its_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_both.py").write_text(_FILE)
+    (tmp_path / "conftest.py").write_text(
+        "from measuring import Measuring\n\n\n"
+        "def pytest_configure(config):\n    config.pluginmanager.register(Measuring(config))\n"
+    )
+    run = subprocess.run(
+        (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path),
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "1 failed, 1 passed" in run.stdout, run.stdout

@@ -17,8 +17,8 @@ from everstate.errors import InvalidCapture
 from everstate.sources.cdc.connectors import ColumnUnit, OwnTables, SourceColumn, TableShape
 from everstate.sources.cdc.database import Finding
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.mariadb_checks import check_tables
-from everstate.sources.cdc.mariadb_types import source_column
+from everstate.sources.cdc.mariadb import source_column
+from everstate.sources.cdc.mariadb_checks import MariaChecks
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
 from everstate.sources.cdc.postgres_types import ColumnType
 from everstate.sources.cdc.reading import RawReader, RefusedRow
@@ -253,15 +253,19 @@ def test_declared_key_columns_of_mariadb_cover_a_unique_key(
 
     tables = {"shop.lines": Table(entity="line", key_columns=key_columns)}
     capture = Capture(name="shop", kind="mariadb", tables=tables)
-    named = {each.name: each.outcome for each in check_tables(rows, capture, OwnTables("shop.s"))}
+
+    def check_tables() -> list[Finding]:
+        return MariaChecks(rows, capture, OwnTables("shop.s")).tables()
+
+    named = {each.name: each.outcome for each in check_tables()}
     assert named["key of shop.lines"] == outcome
     assert "default of shop.lines.u" not in named
     for default in ("uuid NOT NULL DEFAULT 'a-b'", "blob DEFAULT X''"):
         told["SHOW CREATE TABLE"] = [{"Create Table": f"`u` {default}, {made}"}]
-        found = check_tables(rows, capture, OwnTables("shop.s"))
+        found = check_tables()
         assert {each.name: each.outcome for each in found}["default of shop.lines.u"] == "fail"
     told["SHOW CREATE TABLE"] = [{"Create Table": f"`b` int WITHOUT SYSTEM VERSIONING, {made}"}]
-    named = {each.name: each.outcome for each in check_tables(rows, capture, OwnTables("shop.s"))}
+    named = {each.name: each.outcome for each in check_tables()}
     assert named["table shop.lines"] == "fail"
 
 

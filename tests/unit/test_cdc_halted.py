@@ -10,6 +10,7 @@ from everstate.sources.cdc.halted import (
     SnapshotWatch,
     has_failed_reading,
     tables_to_read,
+    with_quoted_names,
     without_first_table,
 )
 from everstate.sources.cdc.notifications import Notification, unread_of
@@ -79,6 +80,18 @@ def test_a_table_that_cannot_be_read_is_left_out_and_the_next_is_read_from_its_s
     assert rest["incremental_snapshot_correlation_id"] == "everstate-1"
     assert without_first_table(position("a")) == position()
     assert tables_to_read(position()) == ()
+
+
+def test_names_of_a_stored_snapshot_are_quoted_where_debezium_parses_them_no_other_way() -> None:
+    stored = position("public.a", "public.order lines", "größe.x-1")
+    quoted = with_quoted_names(stored)
+    listed = [*json.loads(quoted["incremental_snapshot_collections"])]
+    names = [each["incremental_snapshot_collections_id"] for each in listed]
+    assert names == ["public.a", 'public."order lines"', 'größe."x-1"']
+    assert tables_to_read(quoted) == tables_to_read(stored)
+    assert quoted["incremental_snapshot_primary_key"] == "aced", "it goes on where it was"
+    assert with_quoted_names(quoted) == quoted
+    assert with_quoted_names(position("a.b")) == position("a.b")
 
 
 def test_a_trace_tells_whether_a_snapshot_failed() -> None:

@@ -16,7 +16,7 @@ from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed, SourceReplaced, TableMisread
 from everstate.sources.cdc import capturing, connector, fingerprint, replaced
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.connectors import OwnTables, Peculiarities, TableShape, left_out_tables
+from everstate.sources.cdc.connectors import OwnTables, TableShape, left_out_tables
 from everstate.sources.cdc.database import ConnectorStanding, Finding
 from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.replaced import EPOCH, Mark
@@ -134,9 +134,6 @@ class Database:
     def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
         is_lost = bool(offset) and not self.has_slot
         return ConnectorStanding(self.has_slot, 0, 0, "there is no slot", is_lost=is_lost)
-
-    def peculiarities(self) -> Peculiarities:
-        return Peculiarities()
 
     def shapes(self, _: Mapping[str, str]) -> Mapping[str, TableShape]:
         return {}
@@ -359,7 +356,7 @@ def test_a_table_that_is_misread_is_left_out_unless_it_is_the_only_one(
     rig.add()
 
     def misread(*_: Any) -> None:
-        raise TableMisread("shop", "public.item", "column 2 is a, and b in the table")
+        raise TableMisread("shop", "column 2 is a, and b in the table", "public.item")
 
     monkeypatch.setattr(Capturing, "_checked", misread)
     with pytest.raises(TableMisread):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -44,13 +44,13 @@ class Tables(MariaDatabase):
     def __init__(self, *columns: ReadColumn, at: float = 100.0) -> None:
         self.now, self.at, self.reads = list(columns), at, 0
 
-    def changed_s(self, table: str) -> float | None:
-        return self.at if table == TABLE else None
+    def changed_s(self, tables: Collection[str]) -> dict[str, float]:
+        return {TABLE: self.at} if TABLE in tables else {}
 
-    def columns(self, table: str) -> list[ReadColumn]:
+    def columns(self, table: str) -> list[dict[str, Any]]:
         assert table == TABLE
         self.reads += 1
-        return self.now
+        return [{"name": one.name, "type": "int", "charset": None} for one in self.now]
 
 
 def test_a_table_whose_columns_stand_in_another_order_is_told_once_the_connector_is_past() -> None:
@@ -80,7 +80,7 @@ def test_a_table_is_read_again_only_after_another_statement() -> None:
 
 def test_a_statement_that_comes_while_columns_are_compared_is_compared_later() -> None:
     class Changing(Tables):
-        def columns(self, table: str) -> list[ReadColumn]:
+        def columns(self, table: str) -> list[dict[str, Any]]:
             found = super().columns(table)
             self.at = 300.0
             return found

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, CaptureForm, Table
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.reading import RawReader, RefusedRow, UndeclaredRow
+from everstate.sources.cdc.reading import RawFact, RawReader, RefusedRow
 from everstate.sources.cdc.rows import TRANSACTION
 
 
@@ -105,7 +105,7 @@ def test_any_row_of_the_one_raw_log_is_read_or_refused_or_of_no_table(data: Any)
     at = data.draw(st.sampled_from(list(paths(sample))))
     body = changed(sample, at, data.draw(JSON))
     for one in reader("debezium").read("", b'{"id":1}', body):
-        assert isinstance(one, CleanRow | RefusedRow | UndeclaredRow)
+        assert isinstance(one, CleanRow | RefusedRow | RawFact)
         assert not isinstance(one, RefusedRow) or one.reason
 
 

@@ -192,23 +192,10 @@ def test_no_copy_that_lacks_the_known_mark_passes_and_no_database_is_refused_wro
         assert passes(each) == has_mark
 
 
-class Asked:
-    """A connection to PostgreSQL whose log ends there."""
-
-    def __init__(self, end: int) -> None:
-        self.end = end
-
-    def execute(self, *_: object) -> Asked:
-        return self
-
-    def fetchone(self) -> dict[str, Any]:
-        return {"lsn": str(self.end)}
-
-
 def of_postgres(end: int) -> PostgresDatabase:
     database: Any = object.__new__(PostgresDatabase)
-    database._capture, database._connection = CAPTURE, Asked(end)
-    database.address = ADDRESS
+    database._capture, database.address = CAPTURE, ADDRESS
+    database._rows = lambda *_: [{"lsn": str(end)}]
     return cast("PostgresDatabase", database)
 
 

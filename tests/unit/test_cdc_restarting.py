@@ -14,10 +14,10 @@ from prometheus_client import REGISTRY
 from pydantic import BaseModel
 
 from everstate.app import App
-from everstate.cli.roles import run_clean
 from everstate.config import Config, load
 from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed, EverstateError, SourceReplaced, Unavailable
+from everstate.roles import Role, run_roles
 from everstate.sources.cdc import restarting
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.halted import SnapshotWatch
@@ -238,6 +238,7 @@ def test_the_clean_role_looks_after_the_connectors_while_it_cleans(
 
     monkeypatch.setattr("everstate.pipeline.clean.cleaning_part", cleaning_part)
     # No JVM here: the part that cleans is another one.
+    monkeypatch.setattr("everstate.local.spark_jars", lambda *_: ())
     monkeypatch.setattr(
         "everstate.pipeline.spark.session.own_spark", lambda *_, **__: nullcontext()
     )
@@ -247,7 +248,7 @@ def test_the_clean_role_looks_after_the_connectors_while_it_cleans(
     }
     for name, value in addresses.items():
         monkeypatch.setenv(name, value)
-    run_clean(load(), app, stop)
+    run_roles([Role.CLEAN], load(), app, stop)
     assert connector.restarts == 1
 
 

@@ -39,7 +39,7 @@ from everstate.sources.cdc.inexact import (
     inexact_in_postgres,
 )
 from everstate.sources.cdc.mariadb import mariadb_address
-from everstate.sources.cdc.mariadb_checks import _grants, checks, quoted
+from everstate.sources.cdc.mariadb_checks import MariaChecks, _grants
 from everstate.sources.cdc.names import CaptureNames, names_of
 from everstate.sources.cdc.notifications import (
     INITIAL,
@@ -191,9 +191,11 @@ def test_columns_whose_values_would_be_changed_are_refused_where_a_field_has_the
         {"name": "public.orders", "column": "bits", "type": "bit varying"},
     ]
 
-    def odd_days(table: str, columns: list[str]) -> list[str]:
-        assert (table, columns) == ("public.orders", ["day", "due"])
-        return ["due"]
+    def run(query: str, *_: object) -> list[dict[str, Any]]:
+        if query.startswith("SELECT n.nspname"):
+            return rows
+        assert query.endswith('FROM "public"."orders"')
+        return [{"day": False, "due": True}]
 
     class Order(BaseModel):
         id: int
@@ -206,7 +208,7 @@ def test_columns_whose_values_would_be_changed_are_refused_where_a_field_has_the
         bits: str
 
     order = {"order": EntityType("order", Order, "id")}
-    inexact = inexact_in_postgres(rows, odd_days)
+    inexact = inexact_in_postgres(run, ["public.orders"])
     found = inexact_findings(declared(), order, inexact)
     assert [(each.name, each.outcome) for each in found] == [
         ("values of public.orders.at", "fail"),
@@ -254,7 +256,7 @@ def test_a_date_of_no_calendar_that_would_arrive_as_null_is_refused_before(
         due_at: datetime | None
         weight: float
 
-    inexact = inexact_in_mariadb(run, ["shop.orders"], quoted)
+    inexact = inexact_in_mariadb(run, ["shop.orders"])
     table = Table(entity="order", types=types)
     capture = Capture(name="shop", kind="mariadb", tables={"shop.orders": table})
     found = inexact_findings(capture, {"order": EntityType("order", Order, "id")}, inexact)
@@ -294,7 +296,7 @@ def test_a_year_0000_that_would_arrive_as_another_year_is_refused_before(
 
     table = Table(entity="house", types=types)
     capture = Capture(name="shop", kind="mariadb", tables={"shop.houses": table})
-    inexact = inexact_in_mariadb(run, ["shop.houses"], quoted)
+    inexact = inexact_in_mariadb(run, ["shop.houses"])
     found = inexact_findings(capture, {"house": EntityType("house", House, "id")}, inexact)
     told = " ".join(each.found for each in found)
     assert len(found) == (reason is not None)
@@ -349,11 +351,12 @@ def test_a_database_that_the_binlog_leaves_out_is_a_failure() -> None:
         return next(answer for begin, answer in told.items() if query.startswith(begin))
 
     capture = Capture(name="shop", kind="mariadb", tables={"shop.orders": Table(entity="order")})
-    found = {each.name: each.outcome for each in checks(rows, capture, OwnTables("shop.s"))}
+    own = OwnTables("shop.s")
+    found = {each.name: each.outcome for each in MariaChecks(rows, capture, own).everything()}
     assert found["log of shop"] == "fail"
     assert found["key by_hash of shop.orders"] == "fail"
     told["SHOW MASTER STATUS"] = [{"Binlog_Do_DB": "shop", "Binlog_Ignore_DB": ""}]
-    assert "log of shop" not in {each.name for each in checks(rows, capture, OwnTables("shop.s"))}
+    assert "log of shop" not in {each.name for each in MariaChecks(rows, capture, own).everything()}
 
 
 @pytest.mark.parametrize(
@@ -376,7 +379,8 @@ def test_a_server_that_takes_dates_of_no_calendar_is_found(mode: str, missing: s
         return next((answer for begin, answer in told.items() if query.startswith(begin)), [])
 
     capture = Capture(name="shop", kind="mariadb", tables={"shop.orders": Table(entity="order")})
-    (found,) = [f for f in checks(rows, capture, OwnTables("shop.s")) if f.name == "sql_mode"]
+    own = OwnTables("shop.s")
+    (found,) = [f for f in MariaChecks(rows, capture, own).everything() if f.name == "sql_mode"]
     if missing is None:
         assert found.outcome == "ok"
     else:

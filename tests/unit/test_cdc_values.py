@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Annotated, Any, cast
 
 import pytest
-from pydantic import BaseModel, Field, NaiveDatetime, create_model
+from pydantic import BaseModel, Field, NaiveDatetime, PastDate, RootModel, create_model
 
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, CaptureForm, DatabaseKind, Table
@@ -142,6 +142,7 @@ def test_numbers_within_json_keep_all_digits() -> None:
 
 def test_arrays_of_days_and_times_have_the_units_of_their_columns() -> None:
     assert state(list[date], "[86197, -719162]") == ["2206-01-01", "0001-01-01"]
+    assert state(PastDate, "1977") == state(RootModel[date], "1977") == "1975-06-01"
     assert state(list[date | None] | None, "[1977, null]") == ["1975-06-01", None]
     times = state(list[NaiveDatetime], "[157766400123456]")
     assert times == ["1975-01-01T00:00:00.123456"]

@@ -28,8 +28,8 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from everstate.changes import DomainEvent, EntityType
+from everstate.changes.values import model_json
 from everstate.errors import InvalidChange, InvalidEntityType
-from everstate.sources.commands.facts import fact_json
 from everstate.sources.crud.bodies import read_entity
 from everstate.sources.stores.rows import event_text
 
@@ -407,8 +407,8 @@ def test_numbers_that_json_would_lose_are_refused_in_events_facts_and_commands_t
         event_text("thing", "a", event, "shop")
     for fact in (Weighed(float("inf")), Open(key="a", more=float("nan"))):
         with pytest.raises(ValueError, match="NaN"):
-            fact_json(fact)
-    assert fact_json(Weighed(1.5)) == b'{"grams":1.5}'
+            model_json(fact)
+    assert model_json(Weighed(1.5)) == b'{"grams":1.5}'
 
 
 class Celsius(RootModel[float]):

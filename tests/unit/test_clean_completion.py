@@ -26,8 +26,7 @@ from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, Table
 from everstate.sources.cdc import completion
 from everstate.sources.cdc.completion import PRIOR_UNKNOWN
-from everstate.sources.cdc.holding import GONE
-from everstate.sources.cdc.lost import doubt_all
+from everstate.sources.cdc.holding import GONE, doubt_all
 from everstate.sources.cdc.reading import RawReader
 from tiers import counted
 

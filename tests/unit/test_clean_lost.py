@@ -8,7 +8,7 @@ import pytest
 
 from clean_cases import Cleaner, Database, broken_laws, capture_of
 from everstate.sources.cdc.completion import PRIOR_UNKNOWN
-from everstate.sources.cdc.lost import LOST, doubt_all
+from everstate.sources.cdc.holding import LOST, doubt_all
 
 
 def resumed(cleaner: Cleaner) -> set[tuple[str, str]]:

@@ -18,18 +18,18 @@ from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, ProvenanceFrom, Table, Translation
 from everstate.errors import HeldOverflow, InvalidCapture, UnknownCapture
 from everstate.sources.cdc.absent import AbsentRows
+from everstate.sources.cdc.balance import NumberedBatch
 from everstate.sources.cdc.columns import Rows
 from everstate.sources.cdc.completion import WAITS_CODE, WAITS_PARENT
 from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.reading import (
+    RawFact,
     RawReader,
     RefusedRow,
     SourceIdentity,
     TransactionProvenance,
-    UnknownTable,
 )
 from everstate.sources.cdc.rows import HEARTBEAT, SCHEMA, TRANSACTION
 from everstate.sources.cdc.states import States
@@ -507,4 +507,4 @@ def test_rows_of_a_table_that_the_connector_does_not_know_are_not_read(
     source = {"connector": "mariadb", "db": "s", "snapshot": "false", "file": "b.1"}
     value = {"source": source, "ddl": ddl, "tableChanges": changes}
     found = rig.reader.read("", None, json.dumps(value).encode(), (SCHEMA, None))
-    assert [each.table for each in found if isinstance(each, UnknownTable)] == said
+    assert [each.name for each in found if isinstance(each, RawFact)] == said

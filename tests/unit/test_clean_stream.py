@@ -100,7 +100,7 @@ def cleaned(source: Source, cuts: list[int], kills: set[int], large: int = 10**9
         now.scan(source.read(read_to, end))
         read_to = end
         if now.is_waiting and now.waits > large:
-            counting, at = now.counter(), now.first_offset
+            counting, at = now.counting(), now.first_offset
             assert at is not None
             closed = None
             while closed is None and at < len(source.raw):
@@ -256,7 +256,7 @@ def test_an_unfinished_transaction_waits_and_goes_without_its_block_when_that_is
     source.run(0, 3)
     out, now = cleaned(source, [], set())
     assert (out, now.is_waiting, now.first_offset) == ([], True, 0)
-    (counting := now.counter()).scan(source.read(0, 3), keep=False)
+    (counting := now.counting()).scan(source.read(0, 3), keep=False)
     assert counting.notes == now.notes == {"actor": "ann"}
     now.release(None, {"reason": "audit"})
     told = {(one.count, *one.notes.items()) for one in now.take().block if one is not None}
@@ -282,7 +282,7 @@ def test_provenance_of_a_transaction_is_known_to_all_its_rows_after_any_restart(
             while offset < len(source.raw):
                 now.scan(source.read(offset, offset + 1))
                 if now.is_waiting and now.waits > limit:
-                    counting = now.counter()
+                    counting = now.counting()
                     first = now.first_offset
                     assert first is not None
                     closed = counting.scan(source.read(first, len(source.raw)), keep=False)

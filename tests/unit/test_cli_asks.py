@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from everstate.cli import cli
-from everstate.cli.cdc_balance import has_vanished
+from everstate.cli.cdc_balance import vanished_told
+from everstate.cli.console import AppSession
 from everstate.errors import InvalidConfig, InvalidQuery
 
 
@@ -18,7 +19,7 @@ def accept(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> tuple[Result, 
     done: list[str] = []
     gap = SimpleNamespace(entity="order", key="o-1", missing=[2])
     project = SimpleNamespace(entity_type=lambda name: name)
-    monkeypatch.setattr("everstate.cli.gaps.project_of", lambda *_, **__: (None, project))
+    monkeypatch.setattr(AppSession, "connected", lambda *_, **__: (None, project))
     monkeypatch.setattr("everstate.cli.gaps._is_terminal", lambda: terminal)
     monkeypatch.setattr("everstate.pipeline.gaps.list_gaps", lambda *_: [gap])
 
@@ -51,14 +52,14 @@ def test_vanished_rows_are_reported_also_for_a_capture_with_another_problem(
     app = SimpleNamespace(captures={"shop": capture}, capture_of=lambda _: capture)
     balance = SimpleNamespace(vanished=3, tables=[], unread=0)
     cdc = "everstate.cli.cdc"
-    monkeypatch.setattr(f"{cdc}.load_app", lambda *_, **__: app)
+    monkeypatch.setattr("everstate.cli.console.AppSession.app", lambda *_, **__: app)
     monkeypatch.setattr(f"{cdc}.connected", lambda *_: None)
     monkeypatch.setattr(f"{cdc}.balance_of", lambda *_: balance)
     monkeypatch.setattr(f"{cdc}.why_not_cleaned", lambda *_: "its table is gone")
     done = CliRunner().invoke(cli, ["-C", str(tmp_path), "cdc", "status"])
     assert done.exit_code == 6
     assert "shop: 3 rows were read and have no outcome" in " ".join(done.stderr.split())
-    assert has_vanished({"shop": None}) is False
+    assert list(vanished_told({"shop": None})) == []
 
 
 def test_a_number_of_deletes_for_a_snapshot_that_deletes_nothing_is_refused(

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from everstate.app import App
 from everstate.cli import cdc_preview, cli
+from everstate.cli.console import AppSession
 from everstate.config import load
 from everstate.declarations.captures import Table
 from everstate.sources.cdc.completion import PRIOR_UNKNOWN
@@ -39,7 +40,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *words: str, dsn: str | None) -> Any:
     app.entity("note", key="id", source="capture")(Note)
     tables = {"public.notes": Table(entity="note")}
     app.capture("shop", kind="postgresql", dsn=dsn, tables=tables)
-    monkeypatch.setattr(cdc_preview, "project_of", lambda *_: (load(), app))
+    monkeypatch.setattr(AppSession, "connected", lambda *_: (load(), app))
     monkeypatch.setattr(cdc_preview, "read_held", lambda *_: FOUND)
     done = CliRunner().invoke(cli, ["cdc", "held", "shop", *words])
     assert done.exit_code == 0, done.output

@@ -47,7 +47,7 @@ def test_a_rebuild_ends_when_the_pipeline_has_stopped(
 
     rebuild = "everstate.cli.rebuild"
     monkeypatch.setattr(f"{rebuild}.control_of", control)
-    monkeypatch.setattr(f"{rebuild}.project_of", lambda *_, **__: (None, None))
+    monkeypatch.setattr("everstate.cli.console.AppSession.connected", lambda *_, **__: (None, None))
     monkeypatch.setattr(f"{rebuild}._POLL_S", 0.0)
     monkeypatch.setattr("everstate.cli.asking._GONE_S", 0.0, raising=False)
     monkeypatch.setattr("everstate.views.changing.ask_rebuild", lambda *_, **__: version)
@@ -67,7 +67,7 @@ def recompute(monkeypatch: pytest.MonkeyPatch, errors: list[EverstateError | Non
         return [], []
 
     monkeypatch.setattr(f"{VIEWS}.prove", prove)
-    monkeypatch.setattr(f"{VIEWS}.project_of", lambda *_, **__: (None, None))
+    monkeypatch.setattr("everstate.cli.console.AppSession.connected", lambda *_, **__: (None, None))
     # The module's own name: every thread of this process has the same time.sleep.
     clock = SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic)
     monkeypatch.setattr(f"{VIEWS}.time", clock)

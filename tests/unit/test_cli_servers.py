@@ -52,7 +52,7 @@ def test_advice_does_not_call_a_server_local_that_may_be_your_own() -> None:
 def test_a_preview_shows_values_as_json_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Previewed("t", 0, 1, "{}", "created", "7", {"a": None, "b": True, "c": "text"})
     project = SimpleNamespace(capture_of=lambda _: None, entities={})
-    monkeypatch.setattr("everstate.cli.cdc_preview.project_of", lambda *_: (None, project))
+    monkeypatch.setattr("everstate.cli.console.AppSession.connected", lambda *_: (None, project))
     monkeypatch.setattr("everstate.cli.cdc_preview.preview_rows", lambda *_: [row])
     told = CliRunner().invoke(cli, ["cdc", "preview", "shop"]).stdout
     assert "a=–, b=true, c=text" in told

@@ -7,7 +7,6 @@ import html
 import re
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -44,7 +43,6 @@ from everstate.parts import Part, RoleState
 from everstate.serving import ABSENT, Place, Reader, Version, differences
 from everstate.serving.answers import Explanation, ViewRow
 from everstate.serving.log_state import PartitionState, TopicState
-from everstate.serving.reader_pool import ReaderPool
 from everstate.serving.troubles import troubles
 from everstate.serving.words import duration_text
 from everstate.sources.cdc.balance import Balance
@@ -294,7 +292,7 @@ def test_the_page_of_a_view_waits_a_moment_for_the_log_and_says_what_it_does_not
 
     monkeypatch.setattr("everstate.console.router._WAIT_S", 0.05)
     monkeypatch.setattr("everstate.console.views.views_page", views_page)
-    monkeypatch.setattr(ReaderPool, "lent", lambda *_: nullcontext(seen))
+    monkeypatch.setattr(Reader, "seen_by", lambda *_: seen)
     begun = time.monotonic()
     try:
         told = ask(create_api(Config(), app), "GET", "/console/-/views/guest_latest").text

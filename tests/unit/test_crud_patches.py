@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field
 
 from everstate.changes import EntityType
+from everstate.changes.fields import tree_of
 from everstate.changes.json_numbers import decode, encode
 from everstate.errors import InvalidBody
 from everstate.sources.crud.bodies import read_entity
@@ -121,7 +122,7 @@ STATE: dict[str, Any] = {
 
 
 def patched(patch: Any) -> dict[str, Any]:
-    merged = merge(STATE, patch, Room)
+    merged = merge(STATE, patch, tree_of(Room))
     state: dict[str, Any] = decode(ROOM.encode(read_entity(ROOM, encode(merged))))
     return {name: value for name, value in state.items() if value != STATE[name]}
 
@@ -167,7 +168,7 @@ def test_a_name_that_no_field_has_is_refused_also_with_null(patch: Any, where: s
 
 
 def test_null_removes_a_field_that_the_model_does_not_have_but_keeps() -> None:
-    assert merge({**STATE, "more": 1}, {"more": None}, Keeping) == STATE
+    assert merge({**STATE, "more": 1}, {"more": None}, tree_of(Keeping)) == STATE
 
 
 def test_a_json_patch_is_applied_in_order() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AnyUrl, BaseModel, BeforeValidator, Field
 
 from callers import caller_entry
 from everstate.api_config import ApiConfig
@@ -251,11 +251,13 @@ class Card(BaseModel):
     card_id: str
     limit: int
     cursor: str | None = None
+    site: AnyUrl | None = None
 
 
 def test_a_field_named_as_a_parameter_is_filtered_with_its_place_in_the_answer() -> None:
     filters = Filters(EntityType("card", Card, "card_id"))
-    assert filters.names == ("card_id", "state.limit", "state.cursor")
+    assert filters.names == ("card_id", "state.limit", "state.cursor", "site")
+    assert filters.parse([("site", "http://a.b")]) == {"site": "http://a.b/"}
     asked = [("state.limit", "5"), ("state.cursor", "null"), ("state.card_id", "c"), ("limit", "3")]
     assert filters.parse(asked) == {"limit": 5, "cursor": None, "card_id": "c"}
     assert filters.schema("state.limit")["type"] == "integer"

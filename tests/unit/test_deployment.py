@@ -17,10 +17,10 @@ import yaml
 
 from everstate.api.health import health_router
 from everstate.cli import cli
-from everstate.cli.metrics import ROLES
-from everstate.cli.supervisor import _FINAL, _PATIENCE_S
 from everstate.config import Config, load
 from everstate.errors import InvalidConfig
+from everstate.runtime.figures import ROLES
+from everstate.runtime.supervisor import _FINAL, _PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from clean_cases import CONFIG
 from everstate.changes import ChangeCodec, DomainEvent, EntityType
 from everstate.changes.depth import DEPTH_MAX, bounded, is_too_deep
+from everstate.changes.values import model_json
 from everstate.errors import InvalidChange
-from everstate.sources.commands.facts import fact_json
 from everstate.sources.commands.wire import decode_answer, decode_command
 from everstate.sources.outbox.compose import Composer, OutboxRow, Unsendable
 from everstate.sources.outbox.pending import Pending, Transaction
@@ -62,14 +62,14 @@ def test_no_writer_takes_a_value_that_is_nested_too_deeply() -> None:
     deeper: Any = json.loads(nested(900))
     BOX.encode(box(data[0]))
     event_text("box", "a", DomainEvent(type="Filled", data=data[0]), "shop")
-    fact_json(box(data[0]))
+    model_json(box(data[0]))
     for value in (data, deeper):
         with pytest.raises(InvalidChange, match=r"nested|depth"):
             BOX.encode(box(value))
         with pytest.raises(InvalidChange, match="nested"):
             event_text("box", "a", DomainEvent(type="Filled", data=value), "shop")
     with pytest.raises(ValueError, match="nested"):
-        fact_json(box(data))
+        model_json(box(data))
 
 
 def test_an_event_type_that_no_header_takes_is_refused_before_it_is_stored() -> None:

@@ -14,7 +14,8 @@ from everstate.log.positions import Range
 from everstate.log.record import Record
 from everstate.pipeline.derive.reading import AcceptedReader
 from everstate.views.core import apply_range
-from everstate.views.tables import CORE_FINGERPRINT, HISTORY_FINGERPRINT, Core, HistoryTable
+from everstate.views.kinds import HistoryPlan
+from everstate.views.tables import CORE_FINGERPRINT, HISTORY_FINGERPRINT, Core
 from everstate.views.trailing import Exceptions
 from kit.view_memory import (
     HeldChange,
@@ -25,7 +26,7 @@ from kit.view_memory import (
 )
 from kit.view_orders import Log, Logged, planned, random_logs
 
-HISTORY = HistoryTable("order_history", 1)
+HISTORY = HistoryPlan.of("order").table(1)
 CORE = Core("order", "orders", (HISTORY,), ids=HISTORY)
 
 

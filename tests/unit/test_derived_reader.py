@@ -293,7 +293,7 @@ def test_views_show_prints_all_digits_of_a_record(
 ) -> None:
     monkeypatch.setattr(views, "_TOPIC_IDLE_S", 0)
     log.append(1, 1, value=b'[{"value":%b}]' % LONG)
-    views._show_topic(DerivedReader(config, NAME), 5, json)
+    views._topic_shown(DerivedReader(config, NAME), 5).show(json)
     assert LONG.decode() in capsys.readouterr().out
 
 

@@ -20,11 +20,11 @@ from uvicorn.server import ServerState
 from clean_cases import CONFIG
 from everstate.api.guards import FewInvalid, timed_protocol
 from everstate.changes import Provenance
-from everstate.cli import metrics as metrics_module
-from everstate.cli.metrics import serving_figures
 from everstate.config import load
 from everstate.errors import InvalidQuery, Unavailable
 from everstate.parts import Journal, read_states, states_folder
+from everstate.runtime import figures as metrics_module
+from everstate.runtime.figures import serving_figures
 from everstate.sources.crud import events as events_module
 from everstate.sources.crud.events import EventLog
 from everstate.sources.stores.cassandra import store as cassandra_module

@@ -118,6 +118,7 @@ class Anything(BaseModel):
     values: dict[str, Any] = {}
     listed: list = []  # type: ignore[type-arg]
     named: dict | None = None  # type: ignore[type-arg]
+    several: set = set()  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("field", ["value", "values", "listed", "named"])
@@ -127,6 +128,8 @@ def test_a_field_of_any_type_keeps_its_numbers_or_refuses_them(field: str) -> No
     assert getattr(kept, field) == decode(form % "2.5")
     with pytest.raises(NotAccepted, match="more digits than a field without a type can keep"):
         accept(Anything, f'{{"{field}": {form % AMOUNT}}}')
+    with pytest.raises(NotAccepted, match="more digits than a field without a type can keep"):
+        accept(Anything, f'{{"several": [{AMOUNT}]}}')
 
 
 @pytest.mark.parametrize("way", WAYS_IN)

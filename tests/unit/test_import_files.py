@@ -14,7 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, computed_field
 from typer.testing import CliRunner
 
 from everstate.changes import EntityType, Provenance
@@ -300,7 +300,9 @@ class Measured(BaseModel):
     id: int
     value: float | None = None
     at: datetime | None = None
-    nick: str | None = Field(None, alias="nickName")
+    nick: str | None = Field(
+        None, alias="nickName", validation_alias=AliasChoices("nickName", "nick_name")
+    )
     notes: list[str] = []
 
 
@@ -343,8 +345,9 @@ def test_what_is_nested_too_deeply_is_a_bad_row(tmp_path: Path, deep: int) -> No
     assert (first is not None, second) == (True, None)
 
 
-def test_an_empty_cell_is_null_in_a_field_with_an_alias(tmp_path: Path) -> None:
-    (read,) = read_rows(file(tmp_path, "a.csv", "id,nickName\n1,\n"), MEASURED)
+@pytest.mark.parametrize("alias", ["nickName", "nick_name"])
+def test_an_empty_cell_is_null_in_a_field_with_an_alias(tmp_path: Path, alias: str) -> None:
+    (read,) = read_rows(file(tmp_path, "a.csv", f"id,{alias}\n1,\n"), MEASURED)
     assert isinstance(read.entity, Measured)
     assert read.entity.nick is None
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
-import psycopg_pool
 import pytest
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -79,13 +78,8 @@ def test_a_large_body_is_validated_beside_the_event_loop(
         encoded_by.add(threading.get_ident())
         return append(*arguments, **more)
 
-    def away(*_: Any, **__: Any) -> Any:
-        raise psycopg_pool.PoolTimeout("away")
-
     monkeypatch.setattr(EventLog, "append", noted)
     monkeypatch.setattr(EntityStore, "install", lambda *_: None)
-    monkeypatch.setattr(psycopg_pool.ConnectionPool, "getconn", away)
-    monkeypatch.setattr(psycopg_pool.ConnectionPool, "connection", away)
     config = load(tmp_path, store={"dsn": "postgresql://u@127.0.0.1:1/x"})
     api = create_api(config, app)
     body = json.dumps({"id": "a", "note": "x" * 500_000})

@@ -55,11 +55,11 @@ def reading_desk(permissions: dict[str, Any]) -> Desk:
 def request() -> Request:
     headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
     scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "query_string": b""}
-    return Request(scope)
+    return Request({**scope, "path_params": {"view": "notes"}})
 
 
 def admitted(app: App, permissions: dict[str, Any]) -> Caller:
-    return admit_to_view(reading_desk(permissions), request(), app, "notes")
+    return admit_to_view(reading_desk(permissions), request(), app)
 
 
 @pytest.mark.parametrize("notes", [WELL, MISTAKEN])

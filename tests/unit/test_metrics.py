@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from everstate.cli.metrics import ROLES, serving_figures
-from everstate.cli.roles import Role
 from everstate.config import load
 from everstate.parts import Journal, read_states, states_folder
+from everstate.roles import Role
+from everstate.runtime.figures import ROLES, serving_figures
 
 
 def test_a_role_serves_its_figures_on_this_machine_and_says_where(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from everstate.attention.conditions import of_views
 from everstate.cli import cli
+from everstate.cli.console import AppSession
 from everstate.pipeline.keeping.metrics import report_misfits
 from everstate.sections import AlertsConfig
 from everstate.serving.answers import ViewRow
@@ -52,7 +53,7 @@ def test_the_list_of_views_names_them(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("everstate.cli.views.Reader", Reader)
     project = SimpleNamespace(refused_views={})
-    monkeypatch.setattr("everstate.cli.views.project_of", lambda *_, **__: (None, project))
+    monkeypatch.setattr(AppSession, "connected", lambda *_, **__: (None, project))
     done = CliRunner().invoke(cli, ["-C", str(tmp_path), "views", "list"])
     assert done.exit_code == 0, done.output
     assert f"misfit: guest: {TEXT}" in " ".join(done.output.split())

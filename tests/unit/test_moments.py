@@ -183,6 +183,7 @@ class Plan(BaseModel):
 def test_times_of_commands_facts_and_changes_whose_offset_has_seconds_keep_their_instant() -> None:
     plan = Plan(pause=Pause(NOON), calls=[Call(NOON)])
     assert model_json(plan).count(NOON_TEXT.encode()) == 2
+    assert model_json(Pause(NOON)) == f'{{"at":"{NOON_TEXT}"}}'.encode()
     assert moment_text("trip", "t-1", NOON) == "1960-06-01T12:44:30+00:00"
     assert ready_time(NOON) == NOON_TEXT
     event = DomainEvent(type="Booked", data={"at": [NOON]})

@@ -22,7 +22,7 @@ from everstate.declarations.captures import Aggregate, Capture, DatabaseKind, Ou
 from everstate.errors import HeldOverflow, InvalidCapture
 from everstate.log.record import OutRecord, RawRecord
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.balance import counted, held_rows
+from everstate.sources.cdc.balance import NumberedBatch, counted, held_rows
 from everstate.sources.cdc.columns import Rows, Slices
 from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.connectors import Address, OwnTables, connector_settings
@@ -30,7 +30,6 @@ from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.names import names_of
-from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.outbox_reading import RoutedReader, routed
 from everstate.sources.cdc.reading import RefusedRow
 from everstate.sources.cdc.restoring import known_of
@@ -111,7 +110,8 @@ class Rig:
         tables = {name: number for number, name in enumerate(self.capture.tables)}
         rows = Rows.of(Slices(self.reader, [""], tables).begin().columns(records))
         waiting, states = held_rows(self.held.values()), States(self.copy)  # type: ignore[arg-type]
-        batch = self.kind.number(rows, [(RAW, 0)], states, 1_000.0, None, has_read_all=True)
+        self.kind.records.begin(1_000.0)
+        batch = self.numbering.run(rows, [(RAW, 0)], states, 1_000.0)
         held = held_rows(self.held.values())
         counts = counted({}, batch.read + waiting, batch.added, batch.outcomes, held)
         assert {table: one.vanished for table, one in counts.items() if one.vanished} == {}
@@ -120,7 +120,7 @@ class Rig:
             if entity in self.held:
                 self.kept[entity] = self.held[entity].encode()
         self.copy.settle(states.rows())
-        self.published = self.kind.records()
+        self.published = self.kind.records.records()
         for record in self.published:
             if record.topic in CHANGES:
                 value = json.loads(record.value or b"")
@@ -133,7 +133,7 @@ class Rig:
         config = altered(CONFIG, pipeline={"held_max": held_max})
         self.kind = kind_of(config, self.capture, self.entities)
         self.held = {entity: HeldEntity.decode(value) for entity, value in self.kept.items()}
-        self.kind.begin(self.held, 1, is_trusted=True)
+        self.numbering = self.kind.numbering(self.held, epoch=1, is_trusted=True)
 
 
 def headers_of(row_id: str, name: str = "Order") -> tuple[bytes | None, ...]:

@@ -10,9 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psycopg_pool
 import pytest
 import uvicorn
 
@@ -28,16 +26,10 @@ _SLOW = ("stream", "explain")
 """Routes that wait for Kafka, or for the lake, before they answer."""
 
 
-def away(*_: Any, **__: Any) -> Any:
-    raise psycopg_pool.PoolTimeout("away")
-
-
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A server of the project on a free port of this machine."""
     monkeypatch.setattr(EntityStore, "install", lambda *_: None)
-    monkeypatch.setattr(psycopg_pool.ConnectionPool, "getconn", away)
-    monkeypatch.setattr(psycopg_pool.ConnectionPool, "connection", away)
     monkeypatch.setattr(
         HttpDoor, "_READ", [p for p in HttpDoor._READ if not any(s in p for s in _SLOW)]
     )

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from everstate.cli.claim import claimed
-from everstate.cli.supervisor import Supervisor
 from everstate.config import load
 from everstate.local.checks import machine_checks
 from everstate.local.memory import Memory, Remembered
 from everstate.parts import Journal, states_folder
 from everstate.private import private_folder, properties, write_private
+from everstate.runtime.claim import claimed
+from everstate.runtime.supervisor import Supervisor
 from everstate.sources.cdc.secrets import password_reference
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from random_columns import SAME
-from random_tables import Maria, Postgres, World, differences
+from random_databases import Maria, Postgres
+from random_tables import World, differences
 
 WORLD = World(Postgres("postgresql://nobody@localhost/none"), 7, 10)
 TABLE = WORLD.tables[0]

@@ -13,6 +13,7 @@ from everstate.config import load
 from everstate.errors import EverstateError
 from everstate.pipeline.proof import recompute as recomputing
 from everstate.pipeline.reports import ViewReport
+from everstate.runtime import worker
 
 
 def test_a_view_that_lacks_records_is_not_said_to_differ(
@@ -29,12 +30,11 @@ def test_a_view_that_lacks_records_is_not_said_to_differ(
         told.append(error)
         stop.set()
 
-    monkeypatch.setattr(recomputing, "_POLL_S", 0)
-    monkeypatch.setattr(recomputing, "waits", waiting)
+    monkeypatch.setattr(worker, "waits", waiting)
     monkeypatch.setattr(recomputing, "recompute", lambda *_, **__: (reports, ["one"]))
     config = load(tmp_path, views={"recompute_every_s": 0.001})
     spark: Any = None
-    recomputing.recompute_on_schedule(spark, config, App("orders"))(stop)
+    recomputing.ScheduledProof(spark, config, App("orders")).run(stop)
     assert [error.message for error in told] == [
         "these views differ from their definitions run in batch: one. They are built again: one. "
         "the log has records that these views lack: three."

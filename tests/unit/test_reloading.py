@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from everstate.cli import cli
-from everstate.cli.reloading import (
+from everstate.runtime.reloading import (
     ChildProcesses,
     FileChanges,
     is_source,
@@ -60,7 +60,8 @@ def test_a_save_is_seen_also_in_a_new_folder_and_writes_of_servers_are_not(tmp_p
         seen: set[str] = set()
 
         def look() -> set[str]:
-            seen.update(path.name for path in changes.take())
+            while not changes.empty():
+                seen.add(changes.get().name)
             return seen
 
         def save_until_seen(name: str) -> None:
@@ -122,7 +123,7 @@ class Rig:
             assert not thread.is_alive()
 
     def save(self, name: str = "hotel.py") -> None:
-        self.changes.add({Path("/project") / name})
+        self.changes.put(Path("/project") / name)
 
     def processes(self) -> set[int]:
         return {each.pid for each in children_with(self.program)}
@@ -134,7 +135,7 @@ def test_a_save_starts_both_again_and_the_end_stops_them() -> None:
         wait_until(lambda: len(rig.processes()) == 2, "they are started")
         first = rig.processes()
         rig.save("script.py")  # the app does not import it
-        wait_until(lambda: not rig.changes.happened.is_set(), "it is seen")
+        wait_until(rig.changes.empty, "it is seen")
         rig.save()
         wait_until(lambda: len(rig.processes() - first) == 2, "they are started again")
         assert not first & rig.processes()
@@ -174,7 +175,7 @@ def test_when_one_ends_by_itself_the_other_is_stopped_until_a_file_changes() -> 
 def test_a_command_that_does_not_end_when_asked_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstate.cli.reloading._STOP_S", 0.5)
+    monkeypatch.setattr("everstate.runtime.reloading._STOP_S", 0.5)
     deaf = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     program = f"{deaf}; open(sys.argv[1], 'w').close(); time.sleep(600)"
     commands = ChildProcesses({"run": [sys.executable, "-c", program, str(tmp_path / "deaf")]})
@@ -195,12 +196,13 @@ def test_a_folder_that_goes_before_it_is_watched_does_not_end_the_watch(
         gone = [folder / "gone"] if len(walks) == 1 else []
         return [*source_folders(folder), *gone]
 
-    monkeypatch.setattr("everstate.cli.reloading.source_folders", walked)
+    monkeypatch.setattr("everstate.runtime.reloading.source_folders", walked)
     with watched(tmp_path) as changes:
 
         def seen() -> bool:
             (tmp_path / "hotel.py").write_text(f"x = {time.time()}", "utf-8")
-            return changes.happened.wait(0.2)
+            time.sleep(0.2)
+            return not changes.empty()
 
         wait_until(seen, "a save is seen")
 

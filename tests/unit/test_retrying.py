@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 from psycopg.errors import DeadlockDetected
 
-from everstate.errors import Fenced, NotFound, Unavailable
-from everstate.retrying import may_pass, until_stopped, within
+from everstate.errors import NotFound, Unavailable
+from everstate.retrying import Retries, within
 from everstate.sources.stores.postgres.database import InsertedMeanwhile, retried
-
-LOG = logging.getLogger("everstate.test")
 
 
 class Failing:
@@ -30,9 +26,13 @@ class Failing:
         return self.calls
 
 
-def test_a_call_is_repeated_while_its_error_passes() -> None:
-    assert within(5.0, Unavailable, pause_s=0.001)(Failing(3, Unavailable("not yet."))) == 4
-    assert within(5.0, may_pass, pause_s=0.001)(Failing(3, Unavailable("not yet."))) == 4
+def passes(error: BaseException) -> bool:
+    return isinstance(error, Unavailable)
+
+
+@pytest.mark.parametrize("passing", [Unavailable, passes])
+def test_a_call_is_repeated_while_its_error_passes(passing: Any) -> None:
+    assert within(5.0, passing, pause_s=0.001)(Failing(3, Unavailable("not yet."))) == 4
 
 
 def test_the_last_error_is_raised_itself_when_the_time_is_over() -> None:
@@ -50,75 +50,6 @@ def test_another_error_is_raised_at_once(error: Exception) -> None:
     with pytest.raises(type(error)):
         within(5.0, Unavailable, pause_s=0.001)(call)
     assert call.calls == 1
-
-
-def _until_stopped(step: Callable[[], int], stop: threading.Event) -> Callable[[], int | None]:
-    return until_stopped(
-        step,
-        stop,
-        waiting="the worker waits",
-        log=LOG,
-        passes=may_pass,
-        pause_s=0.01,
-        pause_s_max=0.02,
-    )
-
-
-def test_pauses_double_to_a_limit_and_start_again_after_a_success(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    step = Failing(3, Unavailable("the server is down."))
-    stop = threading.Event()
-    repeated = _until_stopped(step, stop)
-    assert repeated() == 4
-    step.calls = 2
-    assert repeated() == 4
-    assert all(each.startswith("the worker waits 0.0 s: the server") for each in caplog.messages)
-    pauses = [record.args[1] for record in caplog.records if isinstance(record.args, tuple)]
-    assert pauses == [0.01, 0.02, 0.02, 0.01]
-
-
-def test_a_stop_ends_the_pause_and_the_step_is_not_repeated() -> None:
-    stop = threading.Event()
-    step = Failing(1_000_000, Unavailable("the server is down."))
-    repeated = until_stopped(
-        step, stop, waiting="it waits", log=LOG, passes=may_pass, pause_s=600, pause_s_max=600
-    )
-    timer = threading.Timer(0.05, stop.set)
-    timer.start()
-    begun = time.monotonic()
-    assert repeated() is None
-    assert time.monotonic() - begun < 60
-    assert step.calls == 1
-    timer.join()
-
-
-def test_a_step_is_made_though_a_stop_came_before_it() -> None:
-    stop = threading.Event()
-    stop.set()
-    assert _until_stopped(Failing(0, Unavailable("never.")), stop)() == 1
-
-
-def test_a_part_raises_what_does_not_pass_and_prepares_each_pause() -> None:
-    stop, dropped = threading.Event(), []
-    failures = [Unavailable("down."), Unavailable("down."), Fenced("another one took over.")]
-
-    def step() -> int:
-        raise failures.pop(0)
-
-    repeated = until_stopped(
-        step,
-        stop,
-        waiting="it waits",
-        log=LOG,
-        passes=may_pass,
-        pause_s=0.001,
-        pause_s_max=0.001,
-        before_pause=lambda: dropped.append(len(failures)),
-    )
-    with pytest.raises(Fenced):
-        repeated()
-    assert dropped == [2, 1]
 
 
 def test_a_write_that_lost_against_others_is_repeated_eight_times() -> None:
@@ -139,3 +70,16 @@ def test_a_deadlock_in_a_callers_transaction_is_the_callers() -> None:
     assert call.calls == 1
     again = Failing(2, InsertedMeanwhile())
     assert retried(again, "order o1", in_callers_transaction=True) == 3
+
+
+def test_pauses_grow_by_name_until_it_succeeds_or_was_steady() -> None:
+    retries, steady = Retries(), Retries(steady_s=0.0)
+    assert [retries.failed("a", (0.0, 60.0)) for _ in range(3)] == [0.0, 60.0, 60.0]
+    assert retries.is_due("b")
+    assert not retries.is_due("a")
+    assert (retries.forget("a"), retries.forget("a"), retries.is_due("a")) == (True, False, True)
+    assert steady.failed("a", (0.0, 60.0)) == 0.0
+    time.sleep(0.01)
+    assert steady.failed("a", (0.0, 60.0)) == 0.0, "it had worked for longer"
+    assert steady.failed("a", (60.0, 90.0)) == 60.0
+    assert steady.failed("a", (60.0, 90.0)) == 90.0, "it had not begun again"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from pydantic import BaseModel
 
 from everstate.app import App
-from everstate.errors import InvalidQuery, NoViews
-from everstate.serving.connection import ReadConnection
-from everstate.serving.searching import search
+from everstate.errors import InvalidQuery
+from everstate.serving.snapshots import Standpoint
+from everstate.serving.view_rows import RowsQuery, _Shown
 
 COLUMNS = [("notes", "kind", "text"), ("notes", "size", "bigint"), ("notes", "_words", "tsvector")]
 
@@ -25,24 +26,24 @@ class Note(BaseModel):
 class Asked:
     """A connection that tells the columns of a view, and keeps what was asked."""
 
-    def __init__(self, columns: list[tuple[str, str, str]] = COLUMNS) -> None:
-        self._columns = columns
+    def __init__(self) -> None:
         self.text, self.values = "", list[Any]()
 
-    def execute(self, _query: Any, _parameters: Any) -> list[tuple[str, str, str]]:
-        return self._columns
-
-    def rows(self, query: Any, values: list[Any]) -> list[Any]:
+    def execute(self, query: Any, values: Any, **_: Any) -> Any:
+        if isinstance(query, str):
+            return COLUMNS
         self.text, self.values = query.as_string(None), values
-        return []
+        return SimpleNamespace(fetchall=list)
 
 
-def asked(*where: str, columns: list[tuple[str, str, str]] = COLUMNS) -> Asked:
-    app, connection = App("desk"), Asked(columns)
+def asked(*where: str) -> Asked:
+    app, connection = App("desk"), Asked()
     app.entity("note", key="note_id")(Note)
     app.view("notes", sql="SELECT note_id, kind, size, text FROM note", search=("text",))
-    plan = app.views["notes"]
-    search(cast("ReadConnection", connection), "views", plan, "late", where=where, limit=5)
+    version: Any = SimpleNamespace(version=1, fingerprint=app.views["notes"].fingerprint)
+    seen = Standpoint(version, {}, has_deferred=False)
+    shown = _Shown("views", app, "notes", cast("Any", connection), seen)
+    shown.found(RowsQuery(where=where, limit=5), "late")
     return connection
 
 
@@ -75,8 +76,3 @@ def test_a_search_refuses_a_condition_with_the_reason(condition: str, said: str)
     with pytest.raises(InvalidQuery) as refused:
         asked(condition)
     assert said in f"{refused.value.message} {refused.value.advice}"
-
-
-def test_a_search_in_a_view_that_was_never_made_says_so() -> None:
-    with pytest.raises(NoViews):
-        asked("kind=a", columns=[])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -11,7 +12,7 @@ from pydantic import AwareDatetime, BaseModel, Field, NaiveDatetime
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidQuery
-from everstate.serving.predicates import parse_order, parse_predicate
+from everstate.serving.predicates import condition, field_of, order_term
 
 
 class Address(BaseModel):
@@ -34,7 +35,7 @@ class Guest(BaseModel):
     tags: list[str] = []
 
 
-GUEST = EntityType("guest", Guest, "guest_id")
+FIELD = partial(field_of, EntityType("guest", Guest, "guest_id"))
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,8 @@ GUEST = EntityType("guest", Guest, "guest_id")
 def test_a_condition_is_read_in_the_type_of_its_field(
     text: str, path: tuple[str, ...], operator: str, value: Any
 ) -> None:
-    predicate = parse_predicate(text, GUEST)
-    assert predicate.name == ".".join(path)
+    predicate = condition(text, FIELD)
+    assert predicate.term.name == ".".join(path)
     assert (predicate.operator, predicate.value) == (operator, value)
     assert type(predicate.value) is type(value)
 
@@ -114,12 +115,12 @@ def test_a_condition_is_read_in_the_type_of_its_field(
 )
 def test_a_condition_that_cannot_hold_is_refused_with_the_reason(text: str, said: str) -> None:
     with pytest.raises(InvalidQuery) as refused:
-        parse_predicate(text, GUEST)
+        condition(text, FIELD)
     assert said in f"{refused.value.message} {refused.value.advice}"
 
 
 def test_an_order_names_a_field_and_may_turn_round() -> None:
-    assert not parse_order("nights", GUEST).is_descending
-    assert parse_order("-arrives", GUEST).is_descending
+    assert not order_term("nights", FIELD).is_descending
+    assert order_term("-arrives", FIELD).is_descending
     with pytest.raises(InvalidQuery, match="Did you mean nights"):
-        parse_order("night", GUEST)
+        order_term("night", FIELD)

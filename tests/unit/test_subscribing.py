@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
 from everstate.api import subscribing
+from everstate.api.stream_router import encoded, subscription_router
 from everstate.api.subscribing import EventBatches, StreamEvent, Subscriptions, Wish
-from everstate.api.subscription_router import encoded, subscription_router
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.changes import EntityType

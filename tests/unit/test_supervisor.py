@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from everstate.cli.supervisor import Supervisor, role_argv, stop_with_parent
 from everstate.errors import RoleEnded
 from everstate.parts import Journal, states_folder
+from everstate.runtime.supervisor import Supervisor, role_argv, stop_with_parent
 
 
 def program(source: str) -> list[str]:
@@ -130,7 +130,7 @@ def test_a_role_that_starting_again_does_not_mend_stops_alone(tmp_path: Path, co
     assert pipeline.ended is not None
     assert pipeline.ended.message == "pipeline ended: the view is wrong."
     assert pipeline.ended.exit_code == code
-    assert pipeline.state == "stopped"
+    assert pipeline.process is None
     told = journal.state.parts["pipeline"]
     assert (told.state, told.reason) == ("stopped", "the view is wrong.")
     assert told.advice == f"advice Its log is {tmp_path / 'pipeline.log'}."

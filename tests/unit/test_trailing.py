@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everstate.pipeline.keeping.trail import Trailer
-from everstate.pipeline.retries import Retries
+from everstate.retrying import Retries
 from everstate.views.control import ViewVersion
 
 

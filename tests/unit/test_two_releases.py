@@ -13,6 +13,7 @@ import pytest
 from pydantic import (
     AliasChoices,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     RootModel,
@@ -185,6 +186,14 @@ def test_a_model_that_holds_unknown_fields_can_take_them_away() -> None:
 
     before = {"k": "k", "x": 1, "inner": {"n": 1, "y": 2}}
     assert carry(Thing, before, {"k": "k"}) == {"k": "k", "inner": {"n": 0, "y": 2}}
+
+    class Outer(BaseModel):
+        k: str
+        own: Annotated[Thing, BeforeValidator(lambda given: given)]
+
+    before = {"k": "k", "own": {"k": "a", "x": 1, "inner": {"n": 0}}}
+    after = {"k": "k", "own": {"k": "a", "inner": {"n": 0}}}
+    assert carry(Outer, before, after) == after
 
 
 def test_names_of_known_fields_are_not_kept_beside_them() -> None:

@@ -62,7 +62,7 @@ def test_b13_a_version_of_a_field_that_has_another_type_now_cannot_be_gone_back_
 
     monkeypatch.setattr("everstate.cli.rebuild.control_of", control)
     monkeypatch.setattr("everstate.views.changing.ask_undo", ask_undo)
-    monkeypatch.setattr("everstate.cli.rebuild.project_of", lambda *_, **__: (None, app))
+    monkeypatch.setattr("everstate.cli.console.AppSession.connected", lambda *_, **__: (None, app))
     done = CliRunner().invoke(cli, ["-C", str(tmp_path), "views", "rebuild", "by_nights", "--undo"])
     assert (done.exit_code, done.exception.__class__) == (2, SystemExit), done.output
     assert "something else with this app's model" in " ".join(done.output.split())
@@ -82,7 +82,7 @@ def test_c17_a_recomputation_on_a_schedule_comes_again(
 
     views = "everstate.cli.views"
     monkeypatch.setattr(f"{views}.prove", prove)
-    monkeypatch.setattr(f"{views}.project_of", lambda *_, **__: (None, None))
+    monkeypatch.setattr("everstate.cli.console.AppSession.connected", lambda *_, **__: (None, None))
     # The module's own name: every thread of this process has the same time.sleep.
     monkeypatch.setattr(
         f"{views}.time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: 7.0)

@@ -364,7 +364,13 @@ def table(function: Callable[[pa.Table], Any]) -> PythonTable:
     columns = (pa.field("n", pa.int64()),)
     fields = (pa.field("shop", pa.string()),)
     return PythonTable(
-        "v", 1, "f", function, columns=columns, fields=fields, history="sale_history"
+        view="v",
+        version=1,
+        fingerprint="f",
+        function=function,
+        returned=columns,
+        fields=fields,
+        history="sale_history",
     )
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import pyarrow as pa
 import pytest
-from psycopg.sql import Identifier
 from pydantic import BaseModel, Field
 
 from everstate.changes import EntityType
@@ -20,6 +19,7 @@ from everstate.views.kinds.row import RowPlan
 from everstate.views.kinds.values import ValuesPlan
 from everstate.views.outputs import refuse_sum_type
 from everstate.views.plan import compile_view
+from everstate.views.stores.postgres.tables import Readers
 
 
 class Place(BaseModel):
@@ -264,11 +264,11 @@ def test_a_row_view_has_a_row_per_entity() -> None:
     assert isinstance(found, RowPlan)
     assert [c.output for c in found.row] == ["flight_id", "town", "gate"]
     assert "`current`.`origin`.`city`" in found.columns("current")
-    assert found.batch_sql("t").startswith(
+    assert found.batch(["t"]).startswith(
         "SELECT __key AS key, __version AS version, `live_entity`.`origin`.`city` AS c1"
     )
     # The key is a column of its own already.
-    shown = found.reader(Identifier("t")).as_string(None)
+    shown = found.read(Readers("views", 1))
     assert shown.startswith('SELECT "key" AS "flight_id", "c1" AS "town"')
 
 
@@ -381,7 +381,7 @@ def test_the_order_of_readers_is_total_and_has_an_index() -> None:
     (index,) = found.layout(types).indexes
     order = ["c1 DESC NULLS LAST", "c2 ASC NULLS FIRST", "key ASC NULLS FIRST"]
     assert [getattr(column, "sql", "") for column in index.columns] == order
-    shown = found.reader(Identifier("t")).as_string(None)
+    shown = found.read(Readers("views", 1))
     assert shown.endswith(f" ORDER BY {', '.join(f'kept.{by}' for by in order)} LIMIT 3")
     with pytest.raises(InvalidView, match="nested"):
         found.layout({**types, "c1": pa.list_(pa.string())})

@@ -11,9 +11,14 @@ import pytest
 from everstate.pipeline.proof.as_read import read_differently
 from everstate.views.stores.postgres.types import copied
 from everstate.views.sums import sum_deltas
-from everstate.views.tables import SumTable, planned_column
+from everstate.views.tables import KeptTable, planned_column
 
-VIEW = SumTable("v", 1, "", ("g0",), (("n", "count"), ("a0", "sum")))
+VIEW = KeptTable(
+    *("v", 1, "", "sum"),
+    images=("original", "current"),
+    groups=("g0",),
+    sums=(("n", "count"), ("a0", "sum")),
+)
 LOW, HIGH = -(2**63), 2**63 - 1
 
 

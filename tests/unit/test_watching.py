@@ -12,11 +12,11 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from everstate.cli import cli
-from everstate.cli.claim import claimed
 from everstate.cli.watching import changes
 from everstate.config import load
 from everstate.errors import Fenced, Unavailable
 from everstate.parts import Journal, Part, RoleState, states_folder
+from everstate.runtime.claim import claimed
 
 APP = """
 from everstate.app import App

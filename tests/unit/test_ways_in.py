@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from everstate.app import App
 from everstate.changes import EntityType
 from everstate.changes.drift import Truth
-from everstate.cli.roles import Role, processes_of, run_roles
 from everstate.config import Config, StoreConfig
 from everstate.declarations.captures import Table
 from everstate.errors import InvalidEntityType, Unavailable
 from everstate.parts import PartRun
+from everstate.roles import Role, processes_of, run_roles
 from everstate.sources import ways
 from everstate.sources.stores.cassandra.truth import CassandraTruth
 from everstate.sources.stores.postgres.truth import PostgresTruth

@@ -6,6 +6,7 @@ import base64
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,8 +16,8 @@ from psycopg import sql
 from everstate.changes.quoting import conditions_in, joined
 from everstate.client.views import following, rows_request
 from everstate.errors import ContradictoryQuery, InvalidQuery
-from everstate.serving.predicates import Term, exact_value
-from everstate.serving.view_columns import ViewColumn, condition
+from everstate.serving.predicates import Term, condition, exact_value
+from everstate.serving.view_columns import ViewColumn, column_of
 from everstate.serving.view_rows import _parsed
 
 
@@ -93,18 +94,18 @@ def test_a_value_that_would_be_changed_is_refused(cast: str, text: str, said: st
 
 def test_a_condition_that_is_refused_names_itself_and_the_reason() -> None:
     columns = [ViewColumn("x", "double precision"), ViewColumn("l", "timestamp without time zone")]
+    find = partial(column_of, "readings", columns)
     with pytest.raises(InvalidQuery) as refused:
-        condition("x=9007199254740993", "readings", columns)
+        condition("x=9007199254740993", find)
     assert "x=9007199254740993" in refused.value.message
     assert "9007199254740992.0" in (refused.value.advice or "")
     with pytest.raises(InvalidQuery, match="l is a local time"):
-        condition("l=2013-02-08T12:00+02:00", "readings", columns)
+        condition("l=2013-02-08T12:00+02:00", find)
 
 
 TERMS = [
-    Term(sql.Identifier("at"), "timestamptz"),
-    Term(sql.Identifier("name"), "text"),
-    Term(sql.Identifier("n"), "bigint"),
+    Term(name, sql.Identifier(name), cast)
+    for name, cast in (("at", "timestamptz"), ("name", "text"), ("n", "bigint"))
 ]
 SOUND = [3, ["at", "name", "n"], ["2013-02-08T10:00:00+00:00", "a", None]]
 

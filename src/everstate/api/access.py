@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.changes import EntityType
+from everstate.changes.fields import tree_of
 from everstate.errors import InvalidConfig
 from everstate.http.callers import EVERY
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 def check_access(settings: ApiConfig, app: App) -> None:
@@ -71,19 +68,12 @@ def _check_former(setting: str, kind: EntityType, field: str) -> None:
 
 def _known_at(kind: EntityType, field: str) -> Sequence[str] | None:
     """The fields that there are where the model lacks one of the path; ``None``: it has all."""
-    fields = {column.name: column.type for column in kind.arrow_schema}
+    tree = tree_of(kind.model)
     for part in field.split("."):
-        if part not in fields:
-            return tuple(fields)
-        fields = _fields_within(fields[part])
+        while tree.type == "list" and tree.element is not None:
+            tree = tree.element
+        inside = {each.written: each.tree for each in tree.columns}
+        if part not in inside:
+            return tuple(inside)
+        tree = inside[part]
     return None
-
-
-def _fields_within(kind: pa.DataType) -> dict[str, pa.DataType]:
-    """Fields of an object, or of the objects of a list."""
-    # Imported here: the layers below do not need it, and it takes a fifth of a second.
-    import pyarrow as pa
-
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
-    return {each.name: each.type for each in kind} if pa.types.is_struct(kind) else {}

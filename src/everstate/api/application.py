@@ -24,12 +24,11 @@ from everstate.api.only_admitted import OnlyAdmitted
 from everstate.api.problems import PREFIXES, VIEWS, handle_errors, places
 from everstate.api.reading import Reading
 from everstate.api.reading_router import past_of, reading_router
+from everstate.api.stream_router import subscription_router, view_stream_router
 from everstate.api.subscribing import Subscriptions
-from everstate.api.subscription_router import subscription_router
 from everstate.api.view_following import ViewSubscriptions
 from everstate.api.view_reading import PLACE, ViewReading
 from everstate.api.view_router import view_router
-from everstate.api.view_stream_router import view_stream_router
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.config import Config
@@ -62,7 +61,7 @@ def create_api(config: Config, app: App) -> FastAPI:
     served = serve_ways(ways_in(config, app), Serving(desk, schemas, past, reading.find))
     written = {name for each in served for name in each.reads}
     health = Health(config, served)
-    views, streams = ViewReading(config, app, reading.readers), ViewSubscriptions(config, app)
+    views, streams = ViewReading(config, app, reading.views), ViewSubscriptions(config, app)
     feeds = {name: Feeding(config, name, is_open=desk.callers.local) for name in app.entities}
 
     api = FastAPI(
@@ -101,7 +100,7 @@ def create_api(config: Config, app: App) -> FastAPI:
         streams.close()
 
     api.state.end_streams = end_streams
-    console = WebConsole(config, app, reading.readers, desk)
+    console = WebConsole(config, app, reading.views, desk)
     _add_console(api, console)
     _describe(api, schemas, console)
     return api

@@ -2,71 +2,55 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 
 from everstate.api.atom import ATOM_TYPE, SERVICE_TYPE
 from everstate.api.feeding import Feeding
-from everstate.api.reading_router import parameters_of
 from everstate.changes import EntityType, Kind
 from everstate.http import openapi as says
-from everstate.http.asgi import Desk, add_route
-from everstate.http.openapi import JsonSchema
+from everstate.http.answers import JSON
+from everstate.http.asgi import Desk, Routes
 from everstate.serving.feeds import FEED_NAME
 
-_PAGE_MAX: Final = 10**15 - 1
-_KNOWN: Final = says.conditions()[1:]
+_PAGE: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
+_FEED: Final = says.in_path("feed", {"type": "string", "pattern": FEED_NAME}, "One of the list.")
 _KIND: Final = says.query("kind", {"enum": [*Kind]}, "Only changes of this kind.")
 
 
 def feed_router(entity_type: EntityType, feeding: Feeding, desk: Desk) -> APIRouter:
     """The routes of one entity type."""
-    name, place, secured = entity_type.name, feeding.place, not desk.callers.local
-    router = APIRouter(tags=[name])
-
-    async def listed(request: Request) -> Response:
-        return await desk.answer(
-            request, name, "read", lambda asked: feeding.listed(asked, parameters_of(request))
-        )
-
-    async def page(request: Request) -> Response:
-        feed, number = request.path_params["feed"], request.path_params.get("page")
-        return await desk.answer(
-            *(request, name, "read"),
-            lambda asked: feeding.page(asked, parameters_of(request), feed, number),
-        )
-
-    add_route(
-        *(router, "GET", place, listed),
-        name=f"feeds_{name}",
-        summary=f"The feeds of {name} changes: one of each partition of the changelog",
-        responses=_answers(SERVICE_TYPE, secured=secured),
-        parameters=_KNOWN,
+    entity = entity_type.name
+    routes = Routes(desk, entity, feeding.place)
+    ask = partial(
+        routes.ask,
+        read=partial(desk.read, entity=entity, right="read"),
+        after=says.conditions()[1:],
+        statuses=(200, 304, 400, 404, 422),
+        content={JSON: says.OBJECT, ATOM_TYPE: says.STRING},
     )
-    feed = says.in_path("feed", {"type": "string", "pattern": FEED_NAME}, "One of the list.")
-    add_route(
-        *(router, "GET", f"{place}/{{feed}}", page),
-        name=f"feed_{name}",
-        summary=f"The newest page of a feed of {name} changes, which is not closed yet",
-        responses=_answers(ATOM_TYPE, secured=secured),
-        parameters=[feed, _KIND, *_KNOWN],
+    ask(
+        "",
+        feeding.listed,
+        content={JSON: says.OBJECT, SERVICE_TYPE: says.STRING},
+        name=f"feeds_{entity}",
+        summary=f"The feeds of {entity} changes: one of each partition of the changelog",
     )
-    number = {"type": "integer", "minimum": 0, "maximum": _PAGE_MAX}
-    at = says.in_path("page", number, "Number of the page, from 0 on.")
-    add_route(
-        *(router, "GET", f"{place}/{{feed}}/{{page}}", page),
-        name=f"feed_{name}_page",
-        summary=f"A page of a feed of {name} changes; a closed one never changes",
-        responses=_answers(ATOM_TYPE, 410, secured=secured),
-        parameters=[feed, at, _KIND, *_KNOWN],
+    ask(
+        "/{feed}",
+        feeding.page,
+        *(_FEED, _KIND),
+        name=f"feed_{entity}",
+        summary=f"The newest page of a feed of {entity} changes, which is not closed yet",
     )
-    return router
-
-
-def _answers(xml: str, *more: int, secured: bool) -> dict[int | str, JsonSchema]:
-    found = says.answers(
-        *(200, 304, 400, 404, 422), *more, schema={"type": "object"}, secured=secured
+    ask(
+        "/{feed}/{page}",
+        feeding.page,
+        *(_FEED, says.in_path("page", _PAGE, "Number of the page, from 0 on."), _KIND),
+        statuses=(200, 304, 400, 404, 410, 422),
+        name=f"feed_{entity}_page",
+        summary=f"A page of a feed of {entity} changes; a closed one never changes",
     )
-    found[200]["content"][xml] = {"schema": says.STRING}
-    return found
+    return routes.router

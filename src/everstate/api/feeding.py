@@ -18,12 +18,11 @@ from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header, parse_etags
 
 from everstate.api.atom import ATOM_TYPE, SERVICE_TYPE, atom_page, service_document
-from everstate.api.reading import Parameters, known
 from everstate.changes import Kind
 from everstate.changes.codec import WireChange, decode_wire
 from everstate.config import Config
 from everstate.errors import InvalidQuery, NotFound
-from everstate.http.answers import JSON, HttpAnswer, HttpRequest
+from everstate.http.answers import JSON, HttpAnswer, HttpRequest, Parameters
 from everstate.serving.feeds import FeedPlace, FeedReader
 
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,14}")
@@ -51,9 +50,8 @@ class Feeding:
         while not self._idle.empty():
             self._idle.get_nowait().close()
 
-    def listed(self, incoming: HttpRequest, given: Parameters) -> HttpAnswer:
+    def listed(self, incoming: HttpRequest, _given: Parameters) -> HttpAnswer:
         """The feeds of the entity type: one of each partition of its changelog."""
-        known(given, ())
         form = _form(incoming, SERVICE_TYPE)
         with self._reader() as reader:
             heads = reader.heads()
@@ -78,10 +76,9 @@ class Feeding:
         return HttpAnswer(200, headers, orjson.dumps({"feeds": listed}).decode())
 
     def page(
-        self, incoming: HttpRequest, given: Parameters, feed: str, page: str | None
+        self, incoming: HttpRequest, given: Parameters, feed: str, page: str | None = None
     ) -> HttpAnswer:
         """One page of a feed; ``None``: its head, which is the page that is not closed yet."""
-        known(given, ("kind",))
         kind = given.get("kind")
         if kind not in (None, *Kind):
             raise InvalidQuery(f"kind is {kind!r}; expected one of {', '.join(Kind)}.")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
-from everstate.http.answers import HttpAnswer
+from everstate.http.answers import JSON, HttpAnswer
 from everstate.http.asgi import Desk, respond
 from everstate.http.openapi import answers
 from everstate.log.topics import Topics
@@ -58,12 +57,12 @@ class Health:
             self._topics = None
 
     def _ask(self) -> EverstateError | None:
-        try:
-            for what, check in self._checks():
-                with _named(what):
-                    check()
-        except EverstateError as error:
-            return error
+        for what, check in self._checks():
+            try:
+                check()
+            except EverstateError as error:
+                # It names the server in the answer; its own message goes only to the log.
+                return Unavailable(error.message, public=what)
         return None
 
     def _checks(self) -> Iterator[ReadinessCheck]:
@@ -77,15 +76,6 @@ class Health:
     def _reach(self) -> None:
         self._topics = self._topics or Topics(self._config)
         self._topics.reach(_LOG_S)
-
-
-@contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Name the unavailable server in the answer; its own message goes only to the log."""
-    try:
-        yield
-    except EverstateError as error:
-        raise Unavailable(error.message, public=what) from error
 
 
 def health_router(health: Health, desk: Desk) -> APIRouter:
@@ -109,6 +99,6 @@ def health_router(health: Health, desk: Desk) -> APIRouter:
             endpoint,
             methods=["GET"],
             operation_id=path[1:],
-            responses=answers(200, schema=_STATUS, secured=False),
+            responses=answers(200, content={JSON: _STATUS}, secured=False),
         )
     return router

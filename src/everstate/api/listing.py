@@ -8,21 +8,13 @@ from typing import Any, Final
 
 import msgspec
 
-from everstate.api.reading import (
-    WRITTEN_BY,
-    Parameters,
-    Reading,
-    known,
-    limit_of,
-    moment_of,
-    written_by,
-)
+from everstate.api.reading import Reading, limit_of, moment_of, written_by
 from everstate.app import App
 from everstate.changes.quoting import conditions_in, order_in
 from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidBody, InvalidQuery
-from everstate.http.answers import HttpAnswer, HttpRequest, tagged
+from everstate.http.answers import HttpAnswer, HttpRequest, Parameters, tagged
 from everstate.serving import Entity, parse_moment
 from everstate.serving.listing import KEYS_MAX, ChangesCursor, deleted, many, written
 from everstate.serving.words import version_record
@@ -46,9 +38,8 @@ class Listing:
         self._app, self._reading = app, reading
         self.page_max: Final = config.api.page_max
 
-    def keys(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
+    def keys(self, incoming: HttpRequest, _given: Parameters, entity: str) -> HttpAnswer:
         """Many entities by key, all at one moment; a key without an entity has null."""
-        known(given, ())
         try:
             asked = msgspec.json.decode(incoming.body, type=_Keys)
         except msgspec.MsgspecError as error:
@@ -58,48 +49,43 @@ class Listing:
             raise InvalidBody("list of keys", (("keys", too_many),))
         at = None if asked.at is None else parse_moment(asked.at)
         sound = [key for key in asked.keys if "\x00" not in key]
-        with self._reading.reader(incoming, entity) as reader:
-            found = many(reader, entity, sound, at=at)
+        found = many(self._reading.reader(incoming, entity), entity, sound, at=at)
         items = {key: _entity(found[key]) if key in found else None for key in asked.keys}
         return HttpAnswer(200, {}, row_json({"items": items}).decode())
 
     def entities(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """Entities that meet conditions on their fields, now or at a world time, by pages."""
-        known(given, ("where", "order", "at", "limit", "after"))
         order, limit = order_in(given.get("order", "")), limit_of(given, self.page_max)
         if order and "after" in given:
             raise ContradictoryQuery(
                 "give one of after and order.", advice="/views/v1 has pages in any order."
             )
-        with self._reading.reader(incoming, entity) as reader:
-            found = reader.list(
-                entity,
-                at=moment_of(given, "at"),
-                where=conditions_in(given.get("where", "")),
-                order=order,
-                after=given.get("after"),
-                limit=limit,
-            )
+        found = self._reading.reader(incoming, entity).list(
+            entity,
+            at=moment_of(given, "at"),
+            where=conditions_in(given.get("where", "")),
+            order=order,
+            after=given.get("after"),
+            limit=limit,
+        )
         items = [{"key": each.key} | _entity(each) for each in found]
         more = found[-1].key if len(found) == limit and not order else None
         return _answer(incoming, {"items": items, "after": more})
 
     def deleted(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """A page of the entities that are deleted now, in the order of their keys."""
-        known(given, ("limit", "after"))
         limit = limit_of(given, self.page_max)
-        with self._reading.reader(incoming, entity) as reader:
-            found = deleted(reader, entity, after=given.get("after"), limit=limit)
+        reader = self._reading.reader(incoming, entity)
+        found = deleted(reader, entity, after=given.get("after"), limit=limit)
         more = found[-1].key if len(found) == limit else None
         return _answer(incoming, {"items": [version_record(each) for each in found], "after": more})
 
     def written(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
         """A page of changes by who wrote them and when, in the order of their recording."""
-        known(given, (*WRITTEN_BY, "limit", "after"))
         wanted = written_by(given)
         limit, after = limit_of(given, self.page_max), _cursor(given.get("after"))
-        with self._reading.reader(incoming, entity) as reader:
-            found = written(reader, entity, wanted, after=after, limit=limit)
+        reader = self._reading.reader(incoming, entity)
+        found = written(reader, entity, wanted, after=after, limit=limit)
         more = None
         if len(found) == limit:
             last = found[-1]

@@ -5,8 +5,8 @@ No web framework here. Records have the names of the command line's `--json`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
@@ -20,15 +20,13 @@ from everstate.changes.row_json import row_json
 from everstate.changes.triggers import when
 from everstate.config import Config
 from everstate.errors import InvalidChange, InvalidQuery, InvalidTrigger, NotFound
-from everstate.http.answers import HttpAnswer, HttpRequest, tagged
-from everstate.http.callers import WAIT_FOR, text
+from everstate.http.answers import HttpAnswer, HttpRequest, Parameters, tagged
 from everstate.http.conditions import etag
 from everstate.serving import Entity, Reader, Version, differences, parse_moment
 from everstate.serving.chosen import chosen_versions
+from everstate.serving.connection import WAIT_S
 from everstate.serving.listing import WRITERS, WrittenBy
 from everstate.serving.masking import Masks, no_masks
-from everstate.serving.reader import WAIT_S
-from everstate.serving.reader_pool import ReaderPool
 from everstate.serving.waiting import wait_until
 from everstate.serving.words import difference_record, version_record
 from everstate.serving.writers import last_writer, who_wrote
@@ -41,11 +39,8 @@ PAST: Final = ("at", "recorded_at", "version")
 WRITTEN_BY: Final = (*WRITERS, "kind", "since", "until")
 """Parameters by which changes are chosen: who wrote them, and when."""
 _VERSION_MAX: Final = 2**63 - 1
-_TOKEN_MAX: Final = 4096
 _LIMIT: Final = 50
 _TRAILING: Final = "The views apply new changes shortly after, while `everstate run` is running."
-
-Parameters = Mapping[str, str]
 
 
 class Reading:
@@ -58,11 +53,11 @@ class Reading:
     def __init__(self, config: Config, app: App) -> None:
         self._config, self._app = config, app
         self.page_max: Final = config.api.page_max
-        self.readers = ReaderPool(config, app)
+        self.views = Reader(config, app)
 
     def close(self) -> None:
         """Close the connections; no question may be open."""
-        self.readers.close()
+        self.views.close()
 
     def find(self, entity: str, key: str, wait_for: str | None = None) -> bytes:
         """Present state of an entity as JSON, with nothing hidden.
@@ -70,11 +65,10 @@ class Reading:
         As its model writes it; as it is in the log, where the model would refuse or change it.
         """
         entity_type = self._app.entity_type(entity)
-        with self._reader(no_masks, entity, key) as reader:
-            try:
-                found = reader.get(entity, key, wait_for=wait_for)
-            except NotFound as error:
-                raise NotFound(error.message, advice=_TRAILING) from error
+        try:
+            found = self._reader(no_masks, entity, key).get(entity, key, wait_for=wait_for)
+        except NotFound as error:
+            raise NotFound(error.message, advice=_TRAILING) from error
         try:
             return entity_type.encode(entity_type.validate_exactly(found.state))
         except InvalidChange:
@@ -82,16 +76,14 @@ class Reading:
 
     def entity(self, incoming: HttpRequest, given: Parameters, entity: str, key: str) -> HttpAnswer:
         """One entity: now, `at` a world time, as `recorded_at` a time, or at a `version`."""
-        known(given, PAST)
-        with self._reader(incoming.caller.mask, entity, key) as reader:
-            found = reader.get(
-                entity,
-                key,
-                at=moment_of(given, "at"),
-                recorded_at=moment_of(given, "recorded_at"),
-                version=_version(given, "version"),
-                **_waiting(incoming),
-            )
+        found = self._reader(incoming.caller.mask, entity, key).get(
+            entity,
+            key,
+            at=moment_of(given, "at"),
+            recorded_at=moment_of(given, "recorded_at"),
+            version=_version(given, "version"),
+            wait_for=incoming.wait_for,
+        )
         headers = {"ETag": etag(found.version, incoming.mask.tag), **_facts(found)}
         if incoming.conditions.not_modified(found.version):
             return HttpAnswer(304, headers)
@@ -106,7 +98,6 @@ class Reading:
         newest are asked for first.
         """
         choice = (*WRITTEN_BY, "changed")
-        known(given, ("limit", "before", "after", "order", "diff", *choice))
         limit, before = (_version(given, each) for each in ("limit", "before"))
         after = _version(given, "after", least=0)
         if limit is not None and limit > self.page_max:
@@ -116,22 +107,22 @@ class Reading:
         diff = _one_of(given, "diff", ("fields", "patch"))
         wanted = written_by(given, self._app.entity_type(entity))
         self._wait(incoming, entity)
-        with self._reader(incoming.caller.mask, entity, key) as reader:
-            if any(name in given for name in choice):
-                scan = self._config.api.scan_rows_max
-                chosen = chosen_versions(
-                    reader, entity, key, wanted, limit=size, scan=scan, before=before, after=after
-                )
-                found, first, last = chosen.versions, chosen.first, chosen.last
-            else:
-                found = reader.history(entity, key, limit=size, before=before, after=after)
-                first, last = (found[0].version, found[-1].version) if found else (0, 0)
-            newest = reader.newest_version(entity, key)
-            items = list(map(version_record, found))
-            if diff == "patch":
-                for item, patch in zip(items, _patches(reader, found), strict=True):
-                    del item["differences"]
-                    item["patch"] = orjson.Fragment(patch)
+        reader = self._reader(incoming.caller.mask, entity, key)
+        if any(name in given for name in choice):
+            scan = self._config.api.scan_rows_max
+            chosen = chosen_versions(
+                reader, entity, key, wanted, limit=size, scan=scan, before=before, after=after
+            )
+            found, first, last = chosen.versions, chosen.first, chosen.last
+        else:
+            found = reader.history(entity, key, limit=size, before=before, after=after)
+            first, last = (found[0].version, found[-1].version) if found else (0, 0)
+        newest = reader.newest_version(entity, key)
+        items = list(map(version_record, found))
+        if diff == "patch":
+            for item, patch in zip(items, _patches(reader, found), strict=True):
+                del item["differences"]
+                item["patch"] = orjson.Fragment(patch)
         page = {
             "items": items[::-1] if order == "newest" else items,
             "before": first if first > 1 else None,
@@ -141,12 +132,11 @@ class Reading:
 
     def diff(self, incoming: HttpRequest, given: Parameters, entity: str, key: str) -> HttpAnswer:
         """What changed from one version or time to another one: fields, and a JSON Patch."""
-        known(given, ("from", "to"))
         if "from" not in given:
             raise InvalidQuery("from is missing; expected a version or a time.")
         self._wait(incoming, entity)
-        with self._reader(incoming.caller.mask, entity, key) as reader:
-            old, new = (_state_at(reader, entity, key, given.get(name)) for name in ("from", "to"))
+        reader = self._reader(incoming.caller.mask, entity, key)
+        old, new = (_state_at(reader, entity, key, given.get(name)) for name in ("from", "to"))
         before, after = old.state, new.state
         found = {
             "from": _named(old),
@@ -165,13 +155,12 @@ class Reading:
         field: str | None = None,
     ) -> HttpAnswer:
         """Where a version comes from and where it went; ``field``: the one that last wrote it."""
-        known(given, ("version",) if field is None else ())
         version = _version(given, "version")
         self._wait(incoming, entity)
-        with self._reader(incoming.caller.mask, entity, key) as reader:
-            if field is not None:
-                version = last_writer(reader.newest_first(entity, key), field).version
-            found = reader.explain(entity, key, version)
+        reader = self._reader(incoming.caller.mask, entity, key)
+        if field is not None:
+            version = last_writer(reader.newest_first(entity, key), field).version
+        found = reader.explain(entity, key, version)
         record = {
             "version": version_record(found.version),
             "topic": found.topic,
@@ -181,47 +170,31 @@ class Reading:
         return tagged(incoming, {}, _json(record))
 
     def provenance(
-        self, incoming: HttpRequest, given: Parameters, entity: str, key: str
+        self, incoming: HttpRequest, _given: Parameters, entity: str, key: str
     ) -> HttpAnswer:
         """Who last wrote each field of the newest state, and what each service last wrote."""
-        known(given, ())
-        with self._reader(incoming.caller.mask, entity, key) as reader:
-            found = who_wrote(reader.newest_first(entity, key, **_waiting(incoming)))
+        reader = self._reader(incoming.caller.mask, entity, key)
+        found = who_wrote(reader.newest_first(entity, key, wait_for=incoming.wait_for))
         fields = {path: _written(each) for path, each in found.fields.items()}
         answer = {"version": found.newest.version, "fields": fields, "sources": found.sources}
         return tagged(incoming, {}, _json(answer))
 
-    @contextmanager
-    def reader(self, incoming: HttpRequest, entity: str) -> Iterator[Reader]:
+    def reader(self, incoming: HttpRequest, entity: str) -> Reader:
         """A reader for one request, once the views have what the request's token covers."""
         self._wait(incoming, entity)
-        with self._reader(incoming.caller.mask, entity, "") as found:
-            yield found
+        return self.views.seen_by(incoming.caller.mask)
 
     def _wait(self, incoming: HttpRequest, entity: str) -> None:
         """Wait for the token of a request before several questions are asked of one reader."""
-        token = text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
+        token = incoming.wait_for
         if token is not None:
             kept = "history" if self._app.keeps_history(entity) else "latest"
             wait_until(self._config, self._app, f"{entity}_{kept}", token, WAIT_S)
 
-    @contextmanager
-    def _reader(self, masks: Masks, entity: str, key: str) -> Iterator[Reader]:
+    def _reader(self, masks: Masks, entity: str, key: str) -> Reader:
         if "\x00" in key:
             raise NotFound(f"there can be no {entity} {key!r}: no key has a NUL character.")
-        with self.readers.lent(masks) as reader:
-            yield reader
-
-
-Method = Callable[..., HttpAnswer]
-
-
-def known(given: Parameters, names: tuple[str, ...]) -> None:
-    """Raise InvalidQuery for a parameter that a route does not have."""
-    for name in given:
-        if name not in names:
-            listed = ", ".join(names) or "none"
-            raise InvalidQuery(f"there is no parameter {name!r}.", advice=f"There are: {listed}.")
+        return self.views.seen_by(masks)
 
 
 def _version(given: Parameters, name: str, *, least: int = 1) -> int | None:
@@ -277,11 +250,6 @@ def limit_of(given: Parameters, page_max: int) -> int:
     if not (is_number and 1 <= int(text) <= page_max):
         raise InvalidQuery(f"limit is {text!r}; expected 1 to {page_max}.")
     return int(text)
-
-
-def _waiting(incoming: HttpRequest) -> dict[str, Any]:
-    token = text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
-    return {} if token is None else {"wait_for": token}
 
 
 def _state_at(reader: Reader, entity: str, key: str, at: str | None) -> Version | Entity:

@@ -16,11 +16,12 @@ from everstate.serving.masking import entities_read_by
 from everstate.views.project import Project
 
 
-def admit_to_view(desk: Desk, connection: HTTPConnection, project: Project, view: str) -> Caller:
-    """The caller, who may read the view.
+def admit_to_view(desk: Desk, connection: HTTPConnection, project: Project) -> Caller:
+    """The caller, who may read the view of the path.
 
     Raises Unauthenticated, TooManyRequests, and NotPermitted also where a field is hidden.
     """
+    view = connection.path_params["view"]
     entities = entities_read_by(project, view)
     caller = desk.admit(connection, entities[0], "read")
     for entity in entities:
@@ -31,12 +32,13 @@ def admit_to_view(desk: Desk, connection: HTTPConnection, project: Project, view
 
 async def read_of_view(desk: Desk, request: Request, project: Project) -> HttpRequest:
     """The request of a caller who may read the view of its path."""
-    view = request.path_params["view"]
-    admit_to_view(desk, request, project, view)
-    return await desk.read(request, entities_read_by(project, view)[0], "read")
+    admit_to_view(desk, request, project)
+    return await desk.read(
+        request, entities_read_by(project, request.path_params["view"])[0], "read"
+    )
 
 
-def read_of_any(desk: Desk, request: Request) -> HttpRequest:
+async def read_of_any(desk: Desk, request: Request) -> HttpRequest:
     """The request of any caller, for an answer that has only what the caller may see."""
     caller = desk.admit_any(request)
     return HttpRequest(

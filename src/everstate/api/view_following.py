@@ -9,20 +9,20 @@ remembered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
 import orjson
 
-from everstate.api.reading import Parameters, known
 from everstate.api.subscribing import EventBatches, InThread, StreamEvent, failed, started
 from everstate.app import App
 from everstate.changes.quoting import conditions_in
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidQuery, Unavailable
-from everstate.serving.view_columns import ViewColumn, condition
+from everstate.serving.predicates import condition
+from everstate.serving.view_columns import ViewColumn, column_of
 from everstate.serving.view_watch import RowChange, RowStep, SeenRow, ViewWatch, WholeView
 
 _BEAT_S: Final = 15.0
@@ -44,9 +44,8 @@ class ViewWish:
     """The id of the last event that it has."""
 
     @classmethod
-    def of(cls, view: str, given: Parameters, last_id: str | None) -> ViewWish:
+    def of(cls, view: str, given: Mapping[str, str], last_id: str | None) -> ViewWish:
         """Read the parameters of a request; raises InvalidQuery, naming the parameter."""
-        known(given, ("where", "since"))
         where = conditions_in(given.get("where", ""))
         return cls(view, where, last_id or given.get("since"))
 
@@ -56,12 +55,13 @@ class RowFilter:
 
     def __init__(self, wish: ViewWish, columns: Sequence[ViewColumn]) -> None:
         """Raises InvalidQuery for an unknown column, or another operator than `=`."""
-        conditions = [condition(text, wish.view, columns) for text in wish.where]
+        find = partial(column_of, wish.view, columns)
+        conditions = [condition(text, find) for text in wish.where]
         for each in conditions:
             if each.operator != "=":
                 raise InvalidQuery(f"where: a subscription takes = only, not {each.operator}.")
         names = [column.name for column in columns]
-        self._places = [(names.index(each.name), each.value) for each in conditions]
+        self._places = [(names.index(each.term.name), each.value) for each in conditions]
 
     def seen(self, row: SeenRow | None) -> SeenRow | None:
         """The row, if it meets the conditions."""

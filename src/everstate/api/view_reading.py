@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
-from everstate.api.reading import Parameters, known, limit_of, moment_of
+from everstate.api.reading import limit_of, moment_of
 from everstate.app import App
 from everstate.changes.quoting import conditions_in, order_in
 from everstate.changes.row_json import row_json
 from everstate.config import Config
-from everstate.http.answers import HttpAnswer, HttpRequest, tagged
-from everstate.http.callers import TOKEN, WAIT_FOR, text
+from everstate.errors import NotFound
+from everstate.http.answers import HttpAnswer, HttpRequest, Parameters, tagged
+from everstate.http.callers import TOKEN
+from everstate.serving import Reader
 from everstate.serving.freshness import Freshness
-from everstate.serving.masking import entities_read_by, no_masks
-from everstate.serving.reader_pool import ReaderPool
+from everstate.serving.masking import entities_read_by
 from everstate.serving.view_list import listed_views
 from everstate.serving.view_rows import RowsQuery, ViewPage, read_page, read_row
 
@@ -28,7 +29,6 @@ VIEW_VERSION: Final = "Everstate-View-Version"
 LAG_CHANGES: Final = "Everstate-Lag-Changes"
 LAG_SECONDS: Final = "Everstate-Lag-Seconds"
 PLACE: Final = "/views/v1"
-_TOKEN_MAX: Final = 4096
 
 
 class ViewReading:
@@ -38,8 +38,8 @@ class ViewReading:
     NotCaughtUp and Unavailable.
     """
 
-    def __init__(self, config: Config, app: App, readers: ReaderPool) -> None:
-        self._config, self._app, self._readers = config, app, readers
+    def __init__(self, config: Config, app: App, reader: Reader) -> None:
+        self._config, self._app, self._reader = config, app, reader
         self.page_max: Final = config.api.page_max
         self._freshness = Freshness(config)
 
@@ -47,18 +47,15 @@ class ViewReading:
         """Close the connections; no question may be open."""
         self._freshness.close()
 
-    def listed(self, incoming: HttpRequest, given: Parameters) -> HttpAnswer:
+    def listed(self, incoming: HttpRequest, _given: Parameters) -> HttpAnswer:
         """All views that the caller may read: version, kind, columns, position, lag and state."""
-        known(given, ())
-        with self._readers.lent(no_masks) as reader:
-            listed = listed_views(reader)
+        listed = listed_views(self._reader)
         may = partial(incoming.caller.may, right="read")
         shown = [e for e in listed if all(map(may, entities_read_by(self._app, e["name"])))]
         return _answer(incoming, {}, {"items": shown})
 
     def rows(self, incoming: HttpRequest, given: Parameters, view: str) -> HttpAnswer:
         """A page of the rows of a view: by conditions and in an order, or those with some words."""
-        known(given, ("where", "order", "limit", "after", "q", "at"))
         asked = RowsQuery(
             where=conditions_in(given.get("where", "")),
             order=order_in(given.get("order", "")),
@@ -67,19 +64,18 @@ class ViewReading:
             words=given.get("q"),
             at=moment_of(given, "at"),
         )
-        page = read_page(self._config, self._app, view, asked, wait_for=_token(incoming))
+        page = read_page(self._config, self._app, view, asked, wait_for=incoming.wait_for)
         headers = self._headers(page)
         if page.after is not None:
             query = urlencode({**given, "after": page.after}, quote_via=quote)
             headers["Link"] = f'<{PLACE}/{quote(view, safe="")}?{query}>; rel="next"'
         return _answer(incoming, headers, {"items": page.records(), "after": page.after})
 
-    def row(
-        self, incoming: HttpRequest, given: Parameters, view: str, key: Sequence[str]
-    ) -> HttpAnswer:
-        """The row of a view that has a key."""
-        known(given, ())
-        page = read_row(self._config, self._app, view, key, wait_for=_token(incoming))
+    def row(self, incoming: HttpRequest, _given: Parameters, view: str, *, key: str) -> HttpAnswer:
+        """The row of a view that has a key, whose parts are those of the path as it was sent."""
+        del key  # decoded, so that a slash may be within a part or between two
+        parts = _parts_of(incoming.sent_path.split(b"/")[5:])
+        page = read_row(self._config, self._app, view, parts, wait_for=incoming.wait_for)
         return _answer(incoming, self._headers(page), page.records()[0])
 
     def _headers(self, page: ViewPage) -> dict[str, str]:
@@ -94,8 +90,12 @@ class ViewReading:
         return headers
 
 
-def _token(incoming: HttpRequest) -> str | None:
-    return text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
+def _parts_of(sent: Sequence[bytes]) -> list[str]:
+    """The parts of a key; raises NotFound."""
+    try:
+        return [unquote(part.decode("ascii"), errors="strict") for part in sent]
+    except UnicodeDecodeError:
+        raise NotFound("a key of a row is text in UTF-8.") from None
 
 
 def _answer(incoming: HttpRequest, headers: Mapping[str, str], content: Any) -> HttpAnswer:

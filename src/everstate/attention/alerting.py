@@ -9,8 +9,7 @@ import time
 import uuid
 from collections import Counter as Counts
 from collections import deque
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -24,8 +23,8 @@ from everstate.attention.webhook import deliver
 from everstate.config import Config
 from everstate.parts import PartRun
 from everstate.private import private_folder, write_private
-from everstate.retrying import may_pass, until_stopped
-from everstate.serving.reader_pool import ReaderPool
+from everstate.runtime.worker import Repeated, Worker, part_of
+from everstate.serving import Reader
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,6 @@ class Alerting:
         self._config, self._app = config, app
         self._file = config.project.data_dir / "alerts.json"
         self._lock = threading.Lock()
-        self._is_new = threading.Event()
         self._alerts = Alerts(app.name, config.alerts.hold_s, lambda: str(uuid.uuid4()))
         self._unsent: deque[Alert] = deque()
         self._measuring = _Measuring()
@@ -67,18 +65,15 @@ class Alerting:
 
     def parts(self) -> dict[str, PartRun]:
         """The jobs of the role."""
-        found: dict[str, PartRun] = {WATCH: self.watch}
+        found = {WATCH: part_of(lambda: _Watching(self._config, self._app, self.take))}
         if self._config.alerts.webhook_url is not None:
-            found[WEBHOOK] = self.send
+            found[WEBHOOK] = part_of(
+                lambda: Repeated(
+                    *("the alerts' webhook", self.send_one, _PAUSE_S),
+                    retry_s=(_PAUSE_S, _PAUSE_S_MAX),
+                )
+            )
         return found
-
-    def watch(self, stop: threading.Event) -> None:
-        """Look every `alerts.every_s` until ``stop`` is set."""
-        with closing(ReaderPool(self._config, self._app)) as readers:
-            looking = Looking(self._config, self._app, readers)
-            while not stop.is_set():
-                self.take(looking.look(), time.time())
-                stop.wait(self._config.alerts.every_s)
 
     def take(self, seen: SeenProject, now_s: float) -> None:
         """Log and store the alerts that follow from what was seen."""
@@ -96,23 +91,6 @@ class Alerting:
                 logger.error("an alert is never sent: %s", self._unsent.popleft().text)
             self._store()
         FIRING.set(sum(each.is_firing for each in self._alerts.tracked.values()))
-        self._is_new.set()
-
-    def send(self, stop: threading.Event) -> None:
-        """Deliver the stored alerts, the oldest first, until ``stop`` is set."""
-        step = until_stopped(
-            self.send_one,
-            stop,
-            waiting="the alerts' webhook waits",
-            log=logger,
-            passes=may_pass,
-            pause_s=_PAUSE_S,
-            pause_s_max=_PAUSE_S_MAX,
-        )
-        while not stop.is_set():
-            if not step():
-                self._is_new.wait(_PAUSE_S)
-                self._is_new.clear()
 
     def send_one(self) -> bool:
         """Deliver the oldest stored alert; false: there is none. Raises Unavailable."""
@@ -153,6 +131,26 @@ class Alerting:
             write_private(self._file, json.dumps(state))
         except OSError as error:
             logger.warning("the state of the alerts is not written: %s", error)
+
+
+class _Watching(Worker):
+    """Looks at a project every `alerts.every_s`; ``take`` gets what was seen, and when."""
+
+    doing = "looking for what needs attention"
+
+    def __init__(self, config: Config, app: App, take: Callable[[SeenProject, float], None]):
+        self.idle_s = config.alerts.every_s
+        self._take = take
+        self._reader = Reader(config, app)
+        self._looking = Looking(config, app, self._reader)
+
+    def step(self) -> None:
+        """Look once."""
+        self._take(self._looking.look(), time.time())
+
+    def close(self) -> None:
+        """Close the readers."""
+        self._reader.close()
 
 
 class _Values:

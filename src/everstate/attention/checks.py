@@ -22,7 +22,7 @@ from everstate.local import disk_check
 from everstate.log.inspecting import Brokers, TopicFacts, brokers, clock_ahead_s, topic_facts
 from everstate.log.lag import is_reachable
 from everstate.log.topics import TopicDifference, TopicNames, Topics
-from everstate.views.database import connect_views, views_errors
+from everstate.views.database import connect_views
 
 POSTGRES_MIN: Final = 16
 """Oldest version with `UNIQUE NULLS NOT DISTINCT`, which the tables of views need."""
@@ -177,7 +177,7 @@ def topic_settings(config: Config, differences: Iterable[TopicDifference]) -> It
 
 
 def _postgres(dsn: str, schemas: list[str], clock: Clock) -> Iterator[Finding]:
-    with views_errors(dsn), connect_views(dsn) as connection:
+    with connect_views(dsn) as connection:
         number = connection.info.server_version
         version = f"{number // 10_000}.{number % 10_000}"
         if number // 10_000 < POSTGRES_MIN:

@@ -26,11 +26,10 @@ from everstate.errors import EverstateError, Unavailable
 from everstate.log.dead_letters import recent_dead_letters
 from everstate.log.lag import is_reachable
 from everstate.parts import RoleState, read_states
+from everstate.serving import Reader
 from everstate.serving.answers import ViewRow
 from everstate.serving.log_state import LogReader, TopicState, log_readers, topic_states
-from everstate.serving.masking import no_masks
 from everstate.serving.overview import views
-from everstate.serving.reader_pool import ReaderPool
 from everstate.serving.words import duration_text
 from everstate.sources.cdc.status import CaptureStatus
 
@@ -62,8 +61,8 @@ class SeenProject:
 class Looking:
     """Looks at the servers of a project; one that does not answer leaves the rest as it is."""
 
-    def __init__(self, config: Config, app: App, readers: ReaderPool) -> None:
-        self._config, self._app, self._readers = config, app, readers
+    def __init__(self, config: Config, app: App, reader: Reader) -> None:
+        self._config, self._app, self._reader = config, app, reader
         self._captures: tuple[float, list[CaptureStatus]] | None = None
 
     def look(self) -> SeenProject:
@@ -133,8 +132,7 @@ class Looking:
         ]
 
     def _views(self) -> list[ViewRow]:
-        with self._readers.lent(no_masks) as reader:
-            return views(self._config, reader.connection, is_counted=False)
+        return views(self._config, self._reader.connection, is_counted=False)
 
     def _topics(self) -> list[TopicState]:
         if not is_reachable(self._config):
@@ -146,9 +144,8 @@ class Looking:
         return recent_dead_letters(self._config, int(time.time() * 1000) - before_ms)
 
     def _lags(self, topics: Sequence[TopicState]) -> list[LogReader]:
-        with self._readers.lent(no_masks) as reader:
-            control = reader.connection.standings(self._config.views.schema_name)
-            return log_readers(self._config, control, topics, self._app.entities)
+        control = self._reader.connection.standings(self._config.views.schema_name)
+        return log_readers(self._config, control, topics, self._app.entities)
 
     def _waiting(self) -> float:
         # Imported here: an app without a store needs no outbox.

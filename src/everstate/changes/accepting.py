@@ -8,16 +8,18 @@ exactly, or refused with the reason.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date
 from decimal import Context, Decimal, InvalidOperation
-from typing import Any, Final
+from functools import lru_cache, partial
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from everstate.changes.computed import forget_computed, without_computed
+from everstate.changes.fields import FieldTree, ValuePath, has_rule, ruled_tree, tree_of
 from everstate.changes.json_numbers import (
     JsonNumber,
     WrittenNumber,
@@ -28,8 +30,7 @@ from everstate.changes.json_numbers import (
 )
 from everstate.changes.moments import is_finer
 from everstate.changes.names import by_name
-from everstate.changes.places import ValuePath, ValuePlace, apply, makes_texts, places_of
-from everstate.changes.unknown import takes_unknown
+from everstate.changes.unknown import EXTRA, keeps_computed, refuses_unknown, without_computed
 
 _DIGITS: Final = re.compile(r"\s*[-+]?[\d_.]+\s*")
 _DAY_AND_TIME: Final = re.compile(r"\s*\d{4}-\d\d-\d\d[Tt_ ]\s*\d[\d:.,]*\s*(?P<offset>[Zz+-].*)?")
@@ -42,7 +43,11 @@ _ERRORS_KEPT: Final = 1_000
 _PLACE_MAX: Final = 200
 _REASON_MAX: Final = 1_000
 """Most characters of what an error says; a name or a value may be as long as the input."""
-_EXAMPLES: Final = {"date": "2026-01-02", "time": "2026-01-02T03:04:05Z"}
+_EXAMPLES: Final = {
+    "date": ("date", "2026-01-02"),
+    "timestamp": ("time", "2026-01-02T03:04:05Z"),
+}
+"""What a field means in words, and how it is written."""
 
 
 class NotAccepted(ValueError):
@@ -51,9 +56,26 @@ class NotAccepted(ValueError):
     At most the first 1,000 are kept. Their texts are cut, so that they can be shown and logged.
     """
 
-    def __init__(self, errors: Sequence[ErrorDetails]) -> None:
+    def __init__(self, model: type[BaseModel], errors: Sequence[ErrorDetails]) -> None:
+        self._model = model
         self.errors = tuple(_cut(error) for error in errors[:_ERRORS_KEPT])
         super().__init__(self.errors[0]["msg"])
+
+    def problems(self, whole: str, most: int = 1) -> tuple[tuple[str, str], ...]:
+        """The first fields that are refused, and why; ``whole`` is the name of the value itself."""
+        return tuple(
+            (".".join(str(part) for part in error["loc"]) or whole, self._reason(error))
+            for error in self.errors[:most]
+        )
+
+    def _reason(self, error: ErrorDetails) -> str:
+        """Why a field is refused, with the most similar field name as a hint."""
+        if error["type"] != EXTRA:
+            return error["msg"]
+        names = [each.written for each in tree_of(self._model).columns]
+        alike = difflib.get_close_matches(str(error["loc"][-1]), names, 1)
+        hint = f"; did you mean {alike[0]}?" if alike and len(error["loc"]) == 1 else ""
+        return f"there is no field of this name{hint}"
 
 
 def accept(
@@ -64,51 +86,37 @@ def accept(
     ``strict``: a value must have the JSON type of its field. Fields that the model does not have
     are treated as :mod:`everstate.changes.unknown` says. Cost: about 2 µs more than pydantic's own.
     """
-    place, unknown = places_of(model), takes_unknown(model)
+    place = ruled_tree(model)
     problems: list[ErrorDetails] = []
     unread = None
     if place is not None and isinstance(given, Mapping):
-        apply(place, given, _Checking(problems, is_json=False))
+        place.apply(given, _Checking(problems, is_json=False))
     elif place is not None and not isinstance(given, Mapping):
         try:
-            if makes_texts(model) and not strict:
-                given = _with_texts(place, given)
-            tree = decode(given)
+            keeps_texts = has_rule(model, "text") and not strict
+            tree = decode_as_written(given) if keeps_texts else decode(given)
         except ValueError as cause:
             unread = cause
         else:
-            exact = apply(place, tree, _Checking(problems, is_json=True))
+            exact = place.apply(tree, _Checking(problems, is_json=True))
             given = given if exact is tree else encode(exact)
     try:
-        made = _made(model, given, strict, unknown.rule)
+        made = _reader(model).given(given, strict=strict)
     except ValidationError as cause:
         if cause.error_count() > _ERRORS_MAX:
             # Each would be made into a dictionary before one can be chosen.
             many = f"{cause.error_count():,} values are wrong"
             raise NotAccepted(
-                [{"type": "value_error", "loc": (), "msg": many, "input": None}]
+                model, [{"type": "value_error", "loc": (), "msg": many, "input": None}]
             ) from None
         told = {error["loc"] for error in problems}
         others = cause.errors(include_url=False, include_context=False, include_input=False)
-        problems += [
-            error for error in others if error["loc"] not in told and not unknown.is_computed(error)
-        ]
-        if not problems:
-            # Clients and exported rows may have the fields that the model computes.
-            try:
-                made = _made(model, without_computed(model, given, cause), strict, None)
-                return forget_computed(model, made)
-            except ValidationError as other:
-                problems += other.errors(
-                    include_url=False, include_context=False, include_input=False
-                )
-            except ValueError as other:
-                unread = other
+        problems += [error for error in others if error["loc"] not in told]
     if not problems and unread is not None:
         problems.append({"type": "json_invalid", "loc": (), "msg": str(unread), "input": None})
     if problems:
-        raise NotAccepted(problems)
-    return forget_computed(model, made)
+        raise NotAccepted(model, problems)
+    return made
 
 
 def inexact(model: type[BaseModel], given: Mapping[str, Any]) -> ErrorDetails | None:
@@ -117,19 +125,13 @@ def inexact(model: type[BaseModel], given: Mapping[str, Any]) -> ErrorDetails | 
     A table may have a boolean where the model has a number, and midnight where it has a day.
     Cost: about 1 µs for a model with three numbers.
     """
-    place = places_of(model)
-    if place is None:
-        return None
-    for name, part in place.members.items():
+    place = ruled_tree(model)
+    for name, part in place.members.items() if place is not None else ():
         value = given.get(name)
         if value is None or value.__class__ is part.plain:
             continue
         problems: list[ErrorDetails] = []
-        rule = _Checking(problems, is_json=False, is_row=True)
-        if value.__class__ is str:
-            rule(part, value, (name,))
-        else:
-            apply(part, value, rule, (name,))
+        part.apply(value, _Checking(problems, is_json=False, is_row=True), (name,))
         if problems:
             return problems[0]
     return None
@@ -138,57 +140,65 @@ def inexact(model: type[BaseModel], given: Mapping[str, Any]) -> ErrorDetails | 
 def read_exactly(model: type[BaseModel], text: bytes | str) -> BaseModel:
     """The model made of a stored state's JSON, with all digits; raises ValidationError."""
     written = text.encode() if isinstance(text, str) else text
-    place = places_of(model)
+    place = ruled_tree(model)
     if place is not None and may_be_changed(written):
         tree = decode(written)
-        exact = apply(place, tree, _kept_exactly)
+        exact = place.apply(tree, _kept_exactly)
         if exact is not tree:
             written = encode(exact)
-    return _read(model, model.__pydantic_validator__.validate_json, written)
+    return _reader(model).state(written, is_text=True)
 
 
 def read_values(model: type[BaseModel], state: Any) -> BaseModel:
     """The model made of a state's values by field; raises ValidationError."""
-    return _read(model, model.__pydantic_validator__.validate_python, state)
+    return _reader(model).state(state, is_text=False)
 
 
-def _read(model: type[BaseModel], validate: Callable[..., Any], state: Any) -> BaseModel:
-    """The model made of what :meth:`EntityType.encode` or :func:`model_json` wrote."""
-    names = by_name(model)
-    try:
-        made: BaseModel = validate(state, by_name=names)
-    except ValidationError as cause:
-        known = without_computed(model, state, cause)
-        if known is state:
-            raise
-        made = validate(known, by_name=names)
-    return forget_computed(model, made)
+class _Reader:
+    """The own readers of a model, and what its input and its states need of them."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._model, self._keeps_computed = model, keeps_computed(model)
+        # model_validate calls these, after checking options that are not used here.
+        own: Any = model.__pydantic_validator__
+        readers = (own.validate_python, own.validate_json)
+        names, extra = by_name(model), "forbid" if refuses_unknown(model) else None
+        self._of_states = [partial(each, by_name=names) for each in readers]
+        self._of_input = {
+            strict: [partial(each, strict=strict, extra=extra) for each in readers]
+            for strict in (None, False, True)
+        }
+
+    def given(self, given: Any, *, strict: bool | None) -> BaseModel:
+        """The model made of JSON text, or of values, from people, clients and files."""
+        return self._made(self._of_input[strict][not isinstance(given, Mapping)], given)
+
+    def state(self, state: Any, *, is_text: bool) -> BaseModel:
+        """The model made of a stored state."""
+        return self._made(self._of_states[is_text], state)
+
+    def _made(self, read: Callable[[Any], BaseModel], given: Any) -> BaseModel:
+        """The model without computed fields that it would not take."""
+        if self._keeps_computed:
+            given = without_computed(self._model, given)
+        try:
+            return read(given)
+        except ValidationError:
+            known = without_computed(self._model, given)
+            if known is given:
+                raise
+        return read(known)
 
 
-def _made(model: type[BaseModel], given: Any, strict: bool | None, extra: Any) -> BaseModel:
-    # model_validate calls these, after checking options that are not used here.
-    validator = model.__pydantic_validator__
-    validate = validator.validate_python if isinstance(given, Mapping) else validator.validate_json
-    made: BaseModel = validate(given, strict=strict, extra=extra)
-    return made
+_reader: Final = lru_cache(maxsize=1024)(_Reader)
 
 
-def _with_texts(place: ValuePlace, given: bytes | str) -> bytes | str:
-    """JSON in which a number that becomes a text is one, with the digits that it has."""
-    tree = decode_as_written(given)
-    made = apply(place, tree, _as_text)
-    return given if made is tree else encode(made)
-
-
-def _as_text(place: ValuePlace, value: Any, _: ValuePath) -> Any:
-    return value.text if place.kind == "text" and isinstance(value, WrittenNumber) else value
-
-
-def _kept_exactly(place: ValuePlace, value: Any, _: ValuePath) -> Any:
-    """A number of a decimal or an integer field as text, in which pydantic keeps every digit."""
-    if place.kind == "decimal" and isinstance(value, JsonNumber):
+def _kept_exactly(place: FieldTree, value: Any, _: ValuePath) -> Any:
+    """A number of a decimal, integer or text field as text, in which pydantic keeps every digit."""
+    exact = WrittenNumber if place.rule == "text" else JsonNumber
+    if place.rule in ("decimal", "text") and isinstance(value, exact):
         return str(value)
-    if place.kind != "integer":
+    if place.rule != "integer":
         return value
     if isinstance(value, float) and abs(value) > _FLOAT_WHOLE:
         value = JsonNumber(repr(value))
@@ -216,26 +226,36 @@ class _Checking:
     ) -> None:
         self._problems, self._is_json, self._is_row = problems, is_json, is_row
 
-    def __call__(self, place: ValuePlace, value: Any, at: ValuePath) -> Any:
+    def __call__(self, place: FieldTree, value: Any, at: ValuePath) -> Any:
         if isinstance(value, Iterator) and place.element is not None:
             self._refuse("what is given can be read only once; give a list", at)
-        elif place.kind is None:
+        elif place.rule is None:
             self._check_unknown(value, at)
         elif reason := self._reason(place, value):
             self._refuse(reason, at)
         return _kept_exactly(place, value, at) if self._is_json else value
 
-    def _reason(self, place: ValuePlace, value: Any) -> str | None:
+    def _reason(self, place: FieldTree, value: Any) -> str | None:
+        """Why a value is not what its field means; ``None``: pydantic decides."""
+        kind = place.rule
         if place.has_own_rules:
             is_number = isinstance(value, (int, Decimal))
-            return _not_a_float(value) if place.kind == "float" and is_number else None
-        return _of_another_kind(place, value, is_row=self._is_row) or _refused(place, value)
+            return _not_a_float(value) if kind == "float" and is_number else None
+        if isinstance(value, bool):
+            takes_it = kind not in ("integer", "float") or place.takes_others or self._is_row
+            return None if takes_it else f"{str(value).lower()} is no number"
+        if kind == "date" or kind == "timestamp":
+            return _no_time(kind, value, is_row=self._is_row)
+        if kind != "text" and isinstance(value, str) and ("_" in value or not value.isascii()):
+            return f"{value!r} is no number"
+        is_written = isinstance(value, (int, str, Decimal))
+        return _not_a_float(value) if kind == "float" and is_written else None
 
     def _refuse(self, reason: str, at: ValuePath) -> None:
         self._problems.append({"type": "value_error", "loc": at, "msg": reason, "input": None})
 
     def _check_unknown(self, value: Any, at: ValuePath) -> None:
-        if isinstance(value, JsonNumber):
+        if isinstance(value, JsonNumber) and Decimal(repr(float(value))) != value:
             self._refuse(f"{value} has more digits than a field without a type can keep", at)
         elif isinstance(value, Mapping):
             for name, part in value.items():
@@ -245,43 +265,21 @@ class _Checking:
                 self._check_unknown(part, (*at, n))
 
 
-def _of_another_kind(place: ValuePlace, value: Any, *, is_row: bool) -> str | None:
-    """Why a value is of another kind than its field, though pydantic converts it."""
-    if isinstance(value, bool):
-        is_number = place.kind in ("integer", "float") and not (place.takes_others or is_row)
-        return f"{str(value).lower()} is no number" if is_number else None
-    if place.kind != "date":
-        return None
-    if isinstance(value, datetime) and value.tzinfo is not None and not is_row:
-        return f"{value} has a UTC offset, and the field is a day"
-    if (
-        isinstance(value, str)
-        and (found := _DAY_AND_TIME.match(value))
-        and (found["offset"] or not is_row)
-    ):
-        return f"{value!r} has a time, and the field is a day; write it as {_EXAMPLES['date']}"
+def _no_time(kind: Literal["date", "timestamp"], value: Any, *, is_row: bool) -> str | None:
+    """Why a value is no day or time, though pydantic would make one of it."""
+    word, example = _EXAMPLES[kind]
+    if isinstance(value, date):
+        has_offset = getattr(value, "tzinfo", None) is not None and kind == "date" and not is_row
+        return f"{value} has a UTC offset, and the field is a day" if has_offset else None
+    found = _DAY_AND_TIME.match(value) if kind == "date" and isinstance(value, str) else None
+    if found is not None and (found["offset"] or not is_row):
+        return f"{value!r} has a time, and the field is a day; write it as {example}"
+    is_number = isinstance(value, (int, float, Decimal))
+    if is_number or (isinstance(value, str) and _DIGITS.fullmatch(value)):
+        return f"{value!r} is a number and no {word}; write it as {example}"
+    if isinstance(value, str) and is_finer(value):
+        return f"{value!r} has parts of a microsecond, which no time here can hold"
     return None
-
-
-def _refused(place: ValuePlace, value: Any) -> str | None:
-    """Why a value is not what its field means; ``None``: pydantic decides."""
-    kind = place.kind
-    if kind in ("date", "time"):
-        if isinstance(value, (date, datetime, bool)):
-            return None
-        is_number = isinstance(value, (int, float, Decimal))
-        if is_number or (isinstance(value, str) and _DIGITS.fullmatch(value)):
-            return f"{value!r} is a number and no {kind}; write it as {_EXAMPLES[kind]}"
-        if isinstance(value, str) and is_finer(value):
-            return f"{value!r} has parts of a microsecond, which no time here can hold"
-        return None
-    if kind == "text":
-        return None
-    if isinstance(value, str) and ("_" in value or not value.isascii()):
-        return f"{value!r} is no number"
-    return (
-        _not_a_float(value) if kind == "float" and isinstance(value, (int, str, Decimal)) else None
-    )
 
 
 def _not_a_float(value: int | str | Decimal) -> str | None:

@@ -1,4 +1,4 @@
-"""The Arrow schema of an entity type, derived from its pydantic model.
+"""The Arrow schema of an entity type, derived from the fields of its model.
 
 Spark's schema and the archive's typed columns come from this one schema. A model is checked when it
 is declared, but the Arrow schema is built at its first use: importing Arrow takes half a second,
@@ -7,312 +7,207 @@ which a process that only writes or sends changes does not need to spend.
 
 from __future__ import annotations
 
-import types
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
-from enum import Enum
-from ipaddress import IPv4Address, IPv6Address
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
-from uuid import UUID
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, get_args
 
-from pydantic import (
-    AnyUrl,
-    AwareDatetime,
-    BaseModel,
-    EmailStr,
-    FutureDate,
-    FutureDatetime,
-    IPvAnyAddress,
-    NaiveDatetime,
-    RootModel,
-)
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, FutureDate, FutureDatetime, RootModel
 
-from everstate.changes.annotations import meant
+from everstate.changes.fields import FieldTree, FieldType, ModelField, tree_of
 from everstate.changes.keys import column_fault
-from everstate.changes.names import unread_name, written_name
 from everstate.errors import InvalidEntityType
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """An Arrow type: the name of the pyarrow function that makes it, and its arguments."""
-
-    function: str
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A field of an Arrow schema, struct or list."""
-
-    name: str
-    kind: _Kind
-    nullable: bool
-
-
-_TEXT = _Kind("string")
-_UTC = _Kind("timestamp", ("us", "UTC"))
-_FREE = (Any, object, dict, list, tuple, set, frozenset, Mapping, Sequence)
-"""Annotations that do not name the type of their values, so that no column type follows."""
-_TEXTS = (AnyUrl, EmailStr, IPv4Address, IPv6Address, IPvAnyAddress)
-_FUTURE = (FutureDate, FutureDatetime)
-_BITS = 2**63
-_TEXT_FORMS = {"ser_json_temporal": "iso8601"}
-"""Settings of pydantic for the JSON of a value that a column may have, with the form it reads."""
-_SCALARS: dict[Any, _Kind] = {
-    bool: _Kind("bool_"),
-    int: _Kind("int64"),
-    float: _Kind("float64"),
-    str: _TEXT,
-    UUID: _TEXT,
-    date: _Kind("date32"),
-    datetime: _UTC,
-    AwareDatetime: _UTC,
-    NaiveDatetime: _Kind("timestamp", ("us",)),
+_FUTURE: Final = (FutureDate, FutureDatetime)
+_BITS: Final = 2**63
+_DIGITS_MAX: Final = 38
+_PLAIN: Final[dict[FieldType | None, str]] = {
+    "text": "string",
+    "integer": "int64",
+    "float": "float64",
+    "boolean": "bool_",
+    "date": "date32",
 }
+"""Types whose Arrow type has no parameters, and the function of pyarrow that makes it."""
 
 
-class Columns:
-    """The columns of a model's JSON form, one for each field, in the model's order.
+def arrow_schema(fields: Sequence[ModelField], *, is_read: bool = False) -> pa.Schema:
+    """The typed columns of an object's JSON; ``is_read``: every part may be null.
 
-    A field that may be None, or has a default, is nullable. Raises InvalidEntityType naming model,
-    field and the nearest supported type.
+    Messages of an older model may lack any field.
     """
+    import pyarrow
 
-    def __init__(self, model: type[BaseModel], entity: str) -> None:
-        self._found = _columns(model, entity, ())
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        return tuple(column.name for column in self._found)
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Names of the columns that may not be null."""
-        return tuple(column.name for column in self._found if not column.nullable)
-
-    def shape(self) -> dict[str, Any]:
-        """The JSON type of each column, for a validator that has neither Python nor Arrow."""
-        return {"type": "struct", "fields": {each.name: _shape(each) for each in self._found}}
-
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of these columns."""
-        import pyarrow
-
-        return pyarrow.schema(_made(self._found, pyarrow))
+    return pyarrow.schema(_arrow_fields(fields, is_read))
 
 
-_SHAPES = {
-    "string": "text",
-    "int64": "integer",
-    "float64": "float",
-    "bool_": "boolean",
-    "date32": "date",
-    "timestamp": "timestamp",
-    "decimal128": "decimal",
-    "struct": "struct",
-    "list_": "list",
-    "map_": "map",
-}
+def _arrow_fields(fields: Sequence[ModelField], is_read: bool) -> list[pa.Field[Any]]:
+    import pyarrow
+
+    return [
+        pyarrow.field(each.written, arrow_type(each.tree, is_read), is_read or not each.is_required)
+        for each in fields
+    ]
 
 
-def _shape(column: _Column) -> dict[str, Any]:
+@lru_cache(maxsize=4096)
+def arrow_type(tree: FieldTree, is_read: bool = False) -> pa.DataType:
+    """The type of a column with such values, as :func:`arrow_schema` has it."""
+    import pyarrow
+
+    if tree.type in _PLAIN:
+        made: pa.DataType = getattr(pyarrow, _PLAIN[tree.type])()
+        return made
+    if tree.type == "decimal":
+        assert tree.digits is not None
+        return pyarrow.decimal128(tree.digits, tree.places)
+    if tree.type == "timestamp":
+        return pyarrow.timestamp("us", "UTC" if tree.is_zoned else None)
+    if tree.type == "struct":
+        return pyarrow.struct(_arrow_fields(tree.columns, is_read))
+    assert tree.element is not None
+    inner = arrow_type(tree.element, is_read)
+    if tree.type == "map":
+        return pyarrow.map_(pyarrow.string(), inner)
+    return pyarrow.list_(pyarrow.field("element", inner, is_read or tree.has_null_elements))
+
+
+def shapes(fields: Sequence[ModelField]) -> dict[str, Any]:
+    """The JSON type of each column, for a validator that has neither Python nor Arrow."""
+    return {each.written: _shape(each.tree, is_required=each.is_required) for each in fields}
+
+
+def _shape(tree: FieldTree, *, is_required: bool = False) -> dict[str, Any]:
     """JSON type of a column, and of its parts."""
-    kind, arguments = _SHAPES[column.kind.function], column.kind.arguments
-    shape: dict[str, Any] = {"type": kind, "required": not column.nullable}
-    if kind == "decimal":
-        shape |= {"digits": arguments[0], "places": arguments[1]}
-    elif kind == "timestamp":
-        shape["zoned"] = len(arguments) > 1
-    elif kind == "struct":
-        shape["fields"] = {each.name: _shape(each) for each in arguments[0]}
-    elif kind == "list":
-        shape["element"] = _shape(_Column("element", arguments[0].kind, True))
-    elif kind == "map":
-        shape["element"] = _shape(_Column("element", arguments[1], True))
+    shape: dict[str, Any] = {"type": tree.type, "required": is_required}
+    if tree.type == "decimal":
+        shape |= {"digits": tree.digits, "places": tree.places}
+    elif tree.type == "timestamp":
+        shape["zoned"] = tree.is_zoned
+    elif tree.type == "struct":
+        shape["fields"] = shapes(tree.columns)
+    elif tree.element is not None:
+        shape["element"] = _shape(tree.element)
     return shape
 
 
-def _made(what: Any, pyarrow: ModuleType) -> Any:
-    """Make the pyarrow object that ``what`` describes; any other value is returned unchanged."""
-    if isinstance(what, _Kind):
-        return getattr(pyarrow, what.function)(*(_made(each, pyarrow) for each in what.arguments))
-    if isinstance(what, _Column):
-        return pyarrow.field(what.name, _made(what.kind, pyarrow), what.nullable)
-    if isinstance(what, tuple):
-        return [_made(each, pyarrow) for each in what]
-    return what
+def check_columns(model: type[BaseModel], entity: str) -> None:
+    """Raise InvalidEntityType, naming field and nearest supported type, for one without a column.
 
-
-def _columns(model: type[BaseModel], entity: str, parents: tuple[Any, ...]) -> tuple[_Column, ...]:
-    if model in parents:
-        raise _infinite(model, entity)
+    Also where two columns would have one name, and where a field is not read as it is written.
+    """
     if issubclass(model, RootModel):
         raise InvalidEntityType(
             f"{entity}: {model.__name__} is a RootModel, and a state is an object",
             advice="Use a model with fields; one of them may be a RootModel.",
         )
+    _check_object(tree_of(model), entity, ())
+
+
+def _check_object(tree: FieldTree, entity: str, parents: tuple[FieldTree, ...]) -> None:
+    model = tree.model
+    assert model is not None
     _check_texts(model, entity)
-    columns = []
-    for name, info in model.model_fields.items():
-        where = f"{entity}: {model.__name__}.{name}"
-        kind, nullable = _type(info.annotation, info, where, entity, (*parents, model))
-        nullable |= not info.is_required()  # states from before the field was added lack it
-        if unread := unread_name(model, name):
+    for each in tree.columns:
+        where = f"{entity}: {model.__name__}.{each.name}"
+        _check_type(each.tree, where, entity, (*parents, tree))
+        if each in tree.unread:
             raise InvalidEntityType(
-                f"{where} is written as {unread!r}, and the model does not read this name",
-                advice=f"Write Field(alias={unread!r}), or name {unread!r} among the names that are"
-                " read: validation_alias=AliasChoices(…).",
+                f"{where} is written as {each.written!r}, and the model does not read this name",
+                advice=f"Write Field(alias={each.written!r}), or name {each.written!r} among the"
+                " names that are read: validation_alias=AliasChoices(…).",
             )
-        columns.append(_Column(written_name(name, info), kind, nullable))
-    for name, computed in model.model_computed_fields.items():
-        where = f"{entity}: {model.__name__}.{name}"
-        kind, _ = _type(computed.return_type, None, where, entity, (*parents, model))
-        columns.append(_Column(computed.alias or name, kind, nullable=True))
-    if not columns:
+    names = [each.written for each in tree.columns]
+    if not names:
         raise InvalidEntityType(f"{entity}: {model.__name__} has no fields")
-    for column in columns:
-        if fault := column_fault(column.name, is_inner=bool(parents)):
+    for name in names:
+        if fault := column_fault(name, is_inner=bool(parents)):
             raise InvalidEntityType(
-                f"{entity}: {model.__name__}: the name {column.name!r} {fault}.",
+                f"{entity}: {model.__name__}: the name {name!r} {fault}.",
                 advice="Give the field another name, or another alias.",
             )
-    alike = Counter(column.name.lower() for column in columns)
-    twice = [column.name for column in columns if alike[column.name.lower()] > 1]
+    alike = Counter(name.lower() for name in names)
+    twice = [name for name in names if alike[name.lower()] > 1]
     if twice:
         raise InvalidEntityType(
             f"{entity}: the fields {', '.join(twice)} of {model.__name__} have one name in SQL",
             advice="Give one of them another name, or an alias.",
         )
-    return tuple(columns)
 
 
-def _type(
-    annotation: Any,
-    info: FieldInfo | None,
-    where: str,
-    entity: str,
-    parents: tuple[Any, ...],
-) -> tuple[_Kind, bool]:
-    """Arrow type of an annotation, and whether it may be null."""
-    named, annotation = annotation, meant(annotation)
-    if named is not annotation:
-        if named in parents:
-            raise _infinite(named, entity)
-        parents = (*parents, named)
-    if annotation in _SCALARS:
-        return _SCALARS[annotation], False
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if annotation in _FREE or (origin is not None and not parts):
-        raise _unsupported(
-            where,
-            annotation,
-            "dict[str, …] or list[…] with one type for all values, or a model with these fields. "
-            "JSON of any form is kept as its text: str",
+def _check_type(tree: FieldTree, where: str, entity: str, parents: tuple[FieldTree, ...]) -> None:
+    if any(tree is parent for parent in parents):
+        name: Any = tree.named[0] if tree.named else tree.model
+        raise InvalidEntityType(
+            f"{entity}: {name.__name__} contains itself; a column type must be finite"
         )
-    if origin is Annotated:
-        return _type(parts[0], FieldInfo.from_annotation(annotation), where, entity, parents)
-    if origin in (Union, types.UnionType):
-        members = [part for part in parts if part is not type(None)]
-        if len(members) != 1:
-            raise _unsupported(where, annotation, "one type, or one type | None")
-        kind, _ = _type(members[0], info, where, entity, parents)
-        return kind, True
-    if annotation in _FUTURE:
-        raise _unsupported(where, annotation, "date or datetime: no date stays in the future")
-    if annotation is Decimal:
-        return _decimal(info, where), False
-    if origin is Literal:
-        return _literal(parts, where), False
-    if isinstance(annotation, type):
-        if issubclass(annotation, Enum):
-            return _literal(tuple(member.value for member in annotation), where), False
-        if issubclass(annotation, RootModel):
-            if annotation in parents:
-                raise _infinite(annotation, entity)
-            _check_texts(annotation, entity)
-            root = annotation.model_fields["root"]
-            return _type(root.annotation, root, where, entity, (*parents, annotation))
-        if issubclass(annotation, BaseModel):
-            return _Kind("struct", (_columns(annotation, entity, parents),)), False
-        if issubclass(annotation, _TEXTS):
-            return _TEXT, False
-        for plain in (str, int, float):
-            if issubclass(annotation, plain):
-                return _SCALARS[plain], False
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if parts[0] is not str:
-            raise _unsupported(where, annotation, "dict[str, …]: JSON keys are text")
-        kind, _ = _type(parts[1], None, where, entity, parents)
-        return _Kind("map_", (_TEXT, kind)), False
-    if isinstance(origin, type) and issubclass(origin, (Sequence, AbstractSet)):
-        inner = tuple(part for part in parts if part is not Ellipsis)
-        if len(inner) != 1:
-            raise _unsupported(where, annotation, "list[…] of one type, or a nested model")
-        kind, nullable = _type(inner[0], None, where, entity, parents)
-        return _Kind("list_", (_Column("element", kind, nullable),)), False
-    raise _unsupported(
-        where,
-        annotation,
+    for name in tree.named:
+        if isinstance(name, type) and issubclass(name, BaseModel):
+            _check_texts(name, entity)
+    if tree.type == "struct":
+        _check_object(tree, entity, parents)
+    elif tree.values is not None:
+        _check_values(tree, where)
+    elif tree.type == "decimal":
+        if tree.digits is None or tree.places is None or tree.digits > _DIGITS_MAX:
+            raise InvalidEntityType(
+                f"{where}: a Decimal needs max_digits (at most {_DIGITS_MAX}) and decimal_places",
+                advice="Write Annotated[Decimal, Field(max_digits=12, decimal_places=2)].",
+            )
+    elif (expected := _expected(tree)) is not None:
+        raise InvalidEntityType(
+            f"{where}: {tree.annotation!r} has no column type.", advice=f"Use {expected}."
+        )
+    elif tree.element is not None:
+        _check_type(tree.element, where, entity, (*parents, tree))
+
+
+def _expected(tree: FieldTree) -> str | None:
+    """What to write instead of a type without a column; ``None``: it has one."""
+    parts = get_args(tree.annotation)
+    if tree.is_any:
+        return (
+            "dict[str, …] or list[…] with one type for all values, or a model with these fields. "
+            "JSON of any form is kept as its text: str"
+        )
+    if tree.type == "map":
+        return None if parts[0] is str else "dict[str, …]: JSON keys are text"
+    if tree.type == "list":
+        is_one = len(parts) - parts.count(Ellipsis) == 1
+        return None if is_one else "list[…] of one type, or a nested model"
+    if tree.options:
+        return "one type, or one type | None"
+    if tree.annotation in _FUTURE:
+        return "date or datetime: no date stays in the future"
+    if tree.type is not None:
+        return None
+    return (
         "bool, int, float, str, Decimal, date, datetime, UUID, Enum, Literal, a URL, EmailStr, an "
-        "IP address, a model, list[…] or dict[str, …]",
+        "IP address, a model, list[…] or dict[str, …]"
     )
 
 
 def _check_texts(model: type[BaseModel], entity: str) -> None:
-    """Raise InvalidEntityType for a model that writes values in a form that columns do not read."""
-    for setting, form in _TEXT_FORMS.items():
-        given = model.model_config.get(setting, form)
-        if given != form:
-            raise InvalidEntityType(
-                f"{entity}: {model.__name__} has {setting}={given!r}; typed columns read {form!r}",
-                advice=f"Leave {setting} out of the model's config.",
-            )
-
-
-def _infinite(model: Any, entity: str) -> InvalidEntityType:
-    return InvalidEntityType(
-        f"{entity}: {model.__name__} contains itself; a column type must be finite"
-    )
-
-
-def _decimal(info: FieldInfo | None, where: str) -> _Kind:
-    digits = places = None
-    for constraint in info.metadata if info else ():
-        digits = getattr(constraint, "max_digits", None) or digits
-        declared = getattr(constraint, "decimal_places", None)
-        places = declared if declared is not None else places
-    if digits is None or places is None or digits > 38:
+    """Raise InvalidEntityType for a model that writes times in a form that columns do not read."""
+    form = model.model_config.get("ser_json_temporal", "iso8601")
+    if form != "iso8601":
         raise InvalidEntityType(
-            f"{where}: a Decimal needs max_digits (at most 38) and decimal_places",
-            advice="Write Annotated[Decimal, Field(max_digits=12, decimal_places=2)].",
+            f"{entity}: {model.__name__} has ser_json_temporal={form!r}; typed columns read"
+            " 'iso8601'",
+            advice="Leave ser_json_temporal out of the model's config.",
         )
-    return _Kind("decimal128", (digits, places))
 
 
-def _literal(values: tuple[Any, ...], where: str) -> _Kind:
-    kinds = {type(value) for value in values}
+def _check_values(tree: FieldTree, where: str) -> None:
+    """Raise InvalidEntityType for values of an enum or a `Literal` that have no one type."""
+    values = tree.values or ()
     if any(not -_BITS <= value < _BITS for value in values if isinstance(value, int)):
         raise InvalidEntityType(
             f"{where}: some of the values {values!r} are beyond 64 bits",
             advice="Write the values as text.",
         )
-    if len(kinds) == 1 and (kind := kinds.pop()) in (str, int, bool):
-        return _SCALARS[kind]
-    raise InvalidEntityType(f"{where}: the values {values!r} are not all text, int or bool")
-
-
-def _unsupported(where: str, annotation: Any, expected: str) -> InvalidEntityType:
-    return InvalidEntityType(
-        f"{where}: {annotation!r} has no column type.", advice=f"Use {expected}."
-    )
+    if tree.type is None:
+        raise InvalidEntityType(f"{where}: the values {values!r} are not all text, int or bool")

@@ -9,21 +9,18 @@ model has no name. A field that was removed on purpose is one of them until the 
 
 from __future__ import annotations
 
-import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Any, Final
 
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel
 
-from everstate.changes.annotations import meant
 from everstate.changes.equality import canonical
+from everstate.changes.fields import FieldTree, tree_of
 from everstate.changes.json_numbers import decode, decode_as_written, encode, encode_sorted
-from everstate.changes.names import by_name, known_names, reads_any_name
-from everstate.changes.places import places_of
+from everstate.changes.names import by_name
 
 _Path = tuple[str, ...]
 AMBIGUOUS: Final = (
@@ -45,7 +42,7 @@ class Ambiguous(ValueError):
 class _Place:
     """A value in which there may be fields that a model does not know, at any depth."""
 
-    model: type[BaseModel] | None = None
+    tree: FieldTree | None = None
     """Of an object with fields; ``None``: it is a list or a mapping."""
     known: frozenset[str] | None = None
     """Every name of a field; ``None``: no field is unknown here."""
@@ -56,7 +53,7 @@ class _Place:
     def has_unknown(self, value: Any) -> bool:
         """Whether a value has such a field."""
         if isinstance(value, dict):
-            if self.model is None:
+            if self.tree is None:
                 return self._is_in(value.values())
             if self.known is not None and not value.keys() <= self.known:
                 return True
@@ -97,7 +94,7 @@ def carried(
 @lru_cache(maxsize=1024)
 def place_of(model: type[BaseModel], removed: tuple[str, ...] = ()) -> _Place:
     """The place of a whole state; raises ValueError when no field was removed from such a place."""
-    return _model_place(model, [tuple(path.split(".")) for path in removed])
+    return _model_place(tree_of(model), [tuple(path.split(".")) for path in removed])
 
 
 def former_names(model: type[BaseModel], removed: Sequence[str]) -> Iterator[str]:
@@ -111,47 +108,35 @@ def former_names(model: type[BaseModel], removed: Sequence[str]) -> Iterator[str
 def _former(place: _Place, at: str = "") -> Iterator[str]:
     if place.element is not None:
         yield from _former(place.element, at)
-    if place.model is None:
+    if place.tree is None:
         return
-    written = {names[0] for names in known_names(place.model).values()}
+    written = {each.written for each in place.tree.columns}
     yield from (f"{at}{name}" for name in sorted((place.known or {"*"}) - written))
     for names, inner in place.members:
         yield from _former(inner, f"{at}{names[0]}.")
 
 
-def _model_place(model: type[BaseModel], removed: Sequence[_Path]) -> _Place:
-    names = known_names(model)
-    known = {name for each in names.values() for name in each}
+def _model_place(tree: FieldTree, removed: Sequence[_Path]) -> _Place:
+    known = {name for each in tree.columns for name in each.names}
     members, inner = [], list[_Path]()
-    for field, info in model.model_fields.items():
-        below = [path[1:] for path in removed if len(path) > 1 and path[0] in names[field]]
-        inner += [path for path in removed if len(path) > 1 and path[0] in names[field]]
-        if found := _place(info.annotation, below):
-            members.append((names[field], found))
+    for each in tree.fields:
+        paths = [path for path in removed if len(path) > 1 and path[0] in each.names]
+        inner += paths
+        if found := _place(each.tree, [path[1:] for path in paths]):
+            members.append((each.names, found))
     own = [path for path in removed if path not in inner]
     for path in own:
         if len(path) > 1 or path[0] in known:
             raise ValueError(".".join(path))
-    takes_any = model.model_config.get("extra") == "allow"
     gone = {path[0] for path in own}
-    return _Place(model, None if takes_any else frozenset(known | gone), tuple(members))
+    return _Place(tree, None if tree.keeps_unknown else frozenset(known | gone), tuple(members))
 
 
-def _place(annotation: Any, removed: Sequence[_Path]) -> _Place | None:
+def _place(tree: FieldTree, removed: Sequence[_Path]) -> _Place | None:
     """The place of a value; ``None``: no model is in it."""
-    annotation = meant(annotation)
-    origin, parts = get_origin(annotation), get_args(annotation)
-    element: _Place | None = None
-    if origin is Annotated:
-        return _place(parts[0], removed)
-    if origin in (Union, types.UnionType):  # a column has one type, or may be null
-        return _place(next(part for part in parts if part is not types.NoneType), removed)
-    if isinstance(annotation, type) and issubclass(annotation, RootModel):
-        return _place(annotation.model_fields["root"].annotation, removed)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return _model_place(annotation, removed)
-    if isinstance(origin, type) and issubclass(origin, (Mapping, Sequence, AbstractSet)):
-        element = _place(parts[1 if issubclass(origin, Mapping) else 0], removed)
+    if tree.model is not None:
+        return _model_place(tree, removed)
+    element = None if tree.element is None else _place(tree.element, removed)
     if element is None and removed:
         raise ValueError(".".join(removed[0]))
     return None if element is None else _Place(element=element)
@@ -165,7 +150,7 @@ def _merged(place: _Place, old: Any, new: Any, at: _Path) -> Any:
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new  # the whole value was replaced
     made = dict(new)
-    if place.model is None:
+    if place.tree is None:
         assert place.element is not None
         for name in old.keys() & new.keys():
             made[name] = _merged(place.element, old[name], new[name], (*at, name))
@@ -176,7 +161,7 @@ def _merged(place: _Place, old: Any, new: Any, at: _Path) -> Any:
             made[names[0]] = _merged(inner, old[was], new[names[0]], (*at, names[0]))
     if place.known is not None:
         for name in old.keys() - place.known - new.keys():
-            if not _is_read(place.model, name, old, new):
+            if not _is_read(place.tree, name, old, new):
                 made[name] = old[name]
     # In the order of the state before, so that an equal one has the same text.
     return {name: made[name] for name in (*old, *made) if name in made}
@@ -208,31 +193,30 @@ def _elements(place: _Place, old: list[Any], new: list[Any], at: _Path) -> list[
 
 def _as_read(place: _Place, value: Any) -> Any:
     """What a model reads of a value, with one form for equal values."""
-    if place.model is not None:
-        read = _read(place.model, value)
+    if place.tree is not None:
+        read = _read(place.tree.model, value)
         if read is None:
             return value
-        text = place.model.__pydantic_serializer__.to_json(read, by_alias=True, warnings=False)
-        numbers = places_of(place.model)
-        return decode(text) if numbers is None else canonical(numbers, text.decode()).decode()
+        text = read.__pydantic_serializer__.to_json(read, by_alias=True, warnings=False)
+        return canonical(place.tree, text.decode()).decode()
     assert place.element is not None
     if isinstance(value, dict):
         return {name: _as_read(place.element, each) for name, each in value.items()}
     return [_as_read(place.element, each) for each in value] if isinstance(value, list) else value
 
 
-def _is_read(model: type[BaseModel], name: str, old: Any, new: Any) -> bool:
+def _is_read(tree: FieldTree, name: str, old: Any, new: Any) -> bool:
     """Whether code of the model uses a field for which the model has no name, as after a rename."""
-    if not reads_any_name(model):
+    if not tree.converts_input:
         return False
     for value in (old, {**new, name: old[name]}):
         without = {each: part for each, part in value.items() if each != name}
-        if _given(model, value) != _given(model, without):
+        if _given(tree.model, value) != _given(tree.model, without):
             return True
     return False
 
 
-def _given(model: type[BaseModel], value: Any) -> Any:
+def _given(model: type[BaseModel] | None, value: Any) -> Any:
     """The fields that are read from a value; a default may be another one at each reading."""
     made = _read(model, value)
     if made is None:
@@ -240,8 +224,9 @@ def _given(model: type[BaseModel], value: Any) -> Any:
     return made.__pydantic_serializer__.to_python(made, exclude_unset=True, warnings=False)
 
 
-def _read(model: type[BaseModel], value: Any) -> BaseModel | None:
+def _read(model: type[BaseModel] | None, value: Any) -> BaseModel | None:
     """The model made of a value, whatever else that has; ``None``: it refuses the value."""
+    assert model is not None
     try:
         made: BaseModel = model.__pydantic_validator__.validate_json(
             encode(value), extra="ignore", by_name=by_name(model)

@@ -21,7 +21,7 @@ from everstate.changes.entity import NO_KEYS, EntityType
 from everstate.changes.json_numbers import number_of
 from everstate.changes.json_patch import JSON_PATCH, json_patch
 from everstate.changes.keys import OwnKey
-from everstate.changes.triggers import Trigger, field_type, trigger_of
+from everstate.changes.triggers import Trigger, field_of, trigger_of
 from everstate.errors import InvalidDerivation, InvalidTrigger
 
 _FORMAT: Final = 1
@@ -265,7 +265,7 @@ class Derivation:
             if self.trigger is not None:
                 self.trigger.check(entity_types[self.entity])
             if isinstance(self.form, JoinedStream):
-                field_type(entity_types[self.entity], (str(self.form.on),))
+                field_of(entity_types[self.entity], (str(self.form.on),))
         except InvalidTrigger as cause:
             raise InvalidDerivation(self.name, cause.message, advice=cause.advice) from cause
         if isinstance(self.form, JoinedStream):

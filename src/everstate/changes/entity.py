@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from everstate.changes.accepting import NotAccepted, accept, inexact, read_exactly, read_values
-from everstate.changes.arrow import Columns
+from everstate.changes.arrow import arrow_schema, check_columns, shapes
 from everstate.changes.carrying import Ambiguous, carried, place_of
 from everstate.changes.depth import TOO_DEEP, is_too_deep
 from everstate.changes.equality import has_equal_values
+from everstate.changes.fields import FieldType, ModelField, has_rule, ruled_tree, tree_of
 from everstate.changes.keys import NAME, OwnKey, key_text
 from everstate.changes.moments import (
     ODD_OFFSET,
@@ -24,28 +24,22 @@ from everstate.changes.moments import (
     all_with_minutes,
     holds_offset,
     is_kept,
-    times_in,
     with_minutes,
 )
-from everstate.changes.names import written_name
-from everstate.changes.places import has_many_texts, places_of
 from everstate.changes.read_back import ReadBack
-from everstate.changes.unknown import reason_of
 from everstate.changes.values import (
-    NUMBERS,
-    TIMES,
     UNSTORABLE,
-    holds,
-    holds_sets,
     in_order,
     may_hold_unstorable,
     storable,
+    times_in,
 )
 from everstate.errors import InvalidChange, InvalidEntityType
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_NUMBERS: Final[tuple[FieldType, ...]] = ("integer", "float", "decimal")
 _NUMBERS_MAX = 8
 EntityOrigin = Literal["given", "made", "stored"]
 """Where an entity comes from: a writer, a state that was read a moment ago, or a store."""
@@ -71,7 +65,6 @@ class EntityType:
     key: str
     schema_version: int = 1
     removed: tuple[str, ...] = ()
-    _columns: Columns = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -86,7 +79,7 @@ class EntityType:
             )
         if self.schema_version < 1:
             raise InvalidEntityType(f"{self.name}: schema_version starts at 1")
-        object.__setattr__(self, "_columns", Columns(self.model, self.name))
+        check_columns(self.model, self.name)
         try:
             place_of(self.model, self.removed)
         except ValueError as cause:
@@ -104,8 +97,8 @@ class EntityType:
     @property
     def key_column(self) -> str:
         """Name of the key in a state's JSON; a property may have no column."""
-        info = self.model.model_fields.get(self.key)
-        return self.key if info is None else written_name(self.key, info)
+        fields = tree_of(self.model).fields
+        return next((each.written for each in fields if each.name == self.key), self.key)
 
     @property
     def _key_type(self) -> str | None:
@@ -118,62 +111,64 @@ class EntityType:
         """How a state's key is read from its JSON; ``None``: states do not have it."""
         return None if self._key_type is None else OwnKey(self.key_column, self._key_type)
 
+    @property
+    def columns(self) -> Sequence[ModelField]:
+        """The fields and computed fields of the model, which are the columns of a state."""
+        return tree_of(self.model).columns
+
     @cached_property
     def arrow_schema(self) -> pa.Schema:
         """The typed columns of a state."""
-        return self._columns.schema()
+        return arrow_schema(self.columns)
+
+    @cached_property
+    def read_schema(self) -> pa.Schema:
+        """The same for readers: every part may be null, as messages may lack any field."""
+        return arrow_schema(self.columns, is_read=True)
 
     @property
     def field_names(self) -> tuple[str, ...]:
         """Names of the columns, in the order of the model."""
-        return self._columns.names
+        return tuple(each.written for each in self.columns)
 
     @property
     def shape(self) -> dict[str, Any]:
         """The JSON type of a state, for a validator that has neither Python nor Arrow."""
-        return self._columns.shape()
+        return {"type": "struct", "fields": shapes(self.columns)}
 
     @property
     def required_fields(self) -> tuple[str, ...]:
         """Columns that a stored state must have and must not be null."""
-        return self._columns.required
+        return tuple(each.written for each in self.columns if each.is_required)
 
     @cached_property
     def _number_fields(self) -> tuple[str, ...]:
-        return tuple(
-            name
-            for name, info in self.model.model_fields.items()
-            if holds(NUMBERS, info.annotation, set())
-        )
+        fields = tree_of(self.model).fields
+        return tuple(each.name for each in fields if each.tree.holds(*_NUMBERS))
 
     @cached_property
     def _computed_fields(self) -> tuple[str, ...]:
-        return tuple(
-            name
-            for name, info in self.model.model_computed_fields.items()
-            if holds(NUMBERS, info.return_type, set())
-        )
+        fields = tree_of(self.model).computed
+        return tuple(each.name for each in fields if each.tree.holds(*_NUMBERS))
 
     @cached_property
     def _may_hold_times(self) -> bool:
-        return holds(TIMES, self.model, set())
+        return tree_of(self.model).holds("timestamp")
 
     @cached_property
     def _is_quickly_checked(self) -> bool:
         """Whether numbers are in few plain fields: checking these is cheaper than the text."""
-        plain = {int, float, Decimal, type(None)}
-        numbers = [self.model.model_fields[name].annotation for name in self._number_fields]
-        return len(numbers) <= _NUMBERS_MAX and all(
-            {*(get_args(annotation) or (annotation,))} <= plain for annotation in numbers
-        )
+        numbers = [each.tree for each in self.columns if each.name in self._number_fields]
+        return len(numbers) <= _NUMBERS_MAX and all(each.type in _NUMBERS for each in numbers)
 
     @cached_property
     def _may_hold_sets(self) -> bool:
-        return holds_sets(self.model, set())
+        parts = tree_of(self.model).walk(computed=True)
+        return any(each.is_set or each.keeps_unknown for each in parts)
 
     @cached_property
     def _read_back(self) -> ReadBack:
-        return ReadBack(self.model, partial(getattr, self, "arrow_schema"))
+        return ReadBack(self.model)
 
     @cached_property
     def _to_json(self) -> Callable[..., bytes]:
@@ -223,13 +218,9 @@ class EntityType:
         try:
             return accept(self.model, state)
         except NotAccepted as cause:
-            first = cause.errors[0]
-            where = ".".join(str(part) for part in first["loc"]) or "state"
             key = state.get(self.key)
             named = None if key is None else str(key)
-            raise InvalidChange(
-                self.name, named, where, reason_of(self.field_names, first)
-            ) from cause
+            raise InvalidChange(self.name, named, *cause.problems("state")[0]) from cause
 
     def validate_json(self, state: bytes | str) -> BaseModel:
         """Make the model from a stored state; raises InvalidChange naming field and reason."""
@@ -247,7 +238,7 @@ class EntityType:
         """
         if one == other or one is None or other is None or not self.has_many_texts:
             return one == other
-        place = places_of(self.model)
+        place = ruled_tree(self.model)
         return place is not None and has_equal_values(place, one, other)
 
     def carry(self, key: str, before: str | bytes, state: bytes) -> bytes:
@@ -264,7 +255,7 @@ class EntityType:
     @cached_property
     def has_many_texts(self) -> bool:
         """Whether equal states may have different JSON, as the model has decimals or times."""
-        return has_many_texts(self.model)
+        return has_rule(self.model, "decimal", "timestamp")
 
     def _invalid(self, cause: ValidationError, state: object) -> InvalidChange:
         first = cause.errors(include_url=False)[0]
@@ -289,16 +280,17 @@ class EntityType:
         encoded = self._encoded(entity)
         if origin == "given" or (origin == "made" and self._read_back.has_own_code):
             if (fault := self._read_back.fault(entity, encoded)) is not None:
-                raise InvalidChange(self.name, str(getattr(entity, self.key, None)), *fault)
+                raise self._refusal(entity, *fault)
         return encoded
+
+    def _refusal(self, entity: BaseModel, field: str, reason: str) -> InvalidChange:
+        return InvalidChange(self.name, str(getattr(entity, self.key, None)), field, reason)
 
     def _encoded(self, entity: BaseModel) -> bytes:
         try:
             encoded = self._to_json(entity)
         except PydanticSerializationError as cause:
-            raise InvalidChange(
-                self.name, str(getattr(entity, self.key, None)), "state", str(cause)
-            ) from cause
+            raise self._refusal(entity, "state", str(cause)) from cause
         if self._number_fields and (self._is_quickly_checked or may_hold_unstorable(encoded)):
             self._check_storable(entity, self._number_fields, entity.__dict__)
         if self._computed_fields and may_hold_unstorable(encoded):
@@ -308,7 +300,7 @@ class EntityType:
         if extra:
             self._check_storable(entity, extra, extra)
         if is_too_deep(encoded):
-            raise InvalidChange(self.name, str(getattr(entity, self.key)), "state", TOO_DEEP)
+            raise self._refusal(entity, "state", TOO_DEEP)
         if self._may_hold_times and holds_offset(encoded):
             exact = self._with_minutes(entity)
             if exact is not entity:
@@ -318,9 +310,7 @@ class EntityType:
         if self._may_hold_times and (b"0001-01-01T" in encoded or b"9999-12-31T" in encoded):
             self._check_times(entity)
         if holds_nul(encoded):
-            raise InvalidChange(
-                self.name, str(getattr(entity, self.key)), "state", "NUL characters are refused"
-            )
+            raise self._refusal(entity, "state", "NUL characters are refused")
         return encoded
 
     def _check_storable(
@@ -329,27 +319,21 @@ class EntityType:
         for name in names:
             value = values.get(name)
             if value is not None and not storable(value):
-                raise InvalidChange(
-                    self.name,
-                    str(getattr(entity, self.key)),
-                    name,
-                    UNSTORABLE,
-                )
+                raise self._refusal(entity, name, UNSTORABLE)
 
     def _with_minutes(self, entity: BaseModel) -> BaseModel:
         """The entity with times that RFC 3339 can write; see :func:`with_minutes`."""
         exact: BaseModel = all_with_minutes(entity)
         for moment in times_in(exact):
             if with_minutes(moment) is not moment:  # a computed one
-                key = str(getattr(entity, self.key, None))
-                raise InvalidChange(self.name, key, "state", f"{moment}: {ODD_OFFSET}")
+                raise self._refusal(entity, "state", f"{moment}: {ODD_OFFSET}")
         return exact
 
     def _check_times(self, entity: BaseModel) -> None:
         computed = {name: getattr(entity, name) for name in self.model.model_computed_fields}
         for name, value in {**entity.__dict__, **computed}.items():
             if not all(map(is_kept, times_in(value))):
-                raise InvalidChange(self.name, str(getattr(entity, self.key)), name, OUT_OF_RANGE)
+                raise self._refusal(entity, name, OUT_OF_RANGE)
 
 
 def holds_nul(encoded: bytes) -> bool:

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, Final
 
+from everstate.changes.fields import FieldTree, ValuePath
 from everstate.changes.json_numbers import decode, encode_sorted
-from everstate.changes.places import ValuePath, ValuePlace, apply
 
 _EXACT: Final = Context(prec=10_000)
 
@@ -33,7 +33,7 @@ def instant_text(moment: datetime) -> str:
         return moment.isoformat()
 
 
-def has_equal_values(place: ValuePlace, one: str, other: str) -> bool:
+def has_equal_values(place: FieldTree, one: str, other: str) -> bool:
     """Whether the JSON of two states has equal values; ``place``: where the model has numbers."""
     first, second = decode(one), decode(other)
     if isinstance(first, dict) and isinstance(second, dict):
@@ -41,30 +41,30 @@ def has_equal_values(place: ValuePlace, one: str, other: str) -> bool:
             return False
         for name, value in first.items():
             inside = place.members.get(name)
-            is_one_text = inside is None or inside.kind in ("integer", "date")
+            is_one_text = inside is None or inside.rule in ("integer", "date")
             if is_one_text and value != second[name]:
                 return False
     return _canonical(place, first) == _canonical(place, second)
 
 
-def canonical(place: ValuePlace, text: str) -> bytes:
+def canonical(place: FieldTree, text: str) -> bytes:
     """The one JSON text of all states with these values."""
     return _canonical(place, decode(text))
 
 
-def _canonical(place: ValuePlace, tree: Any) -> bytes:
+def _canonical(place: FieldTree, tree: Any) -> bytes:
     # As JSON, because Python takes 1, 1.0 and True for equal.
-    return encode_sorted(apply(place, tree, one_text))
+    return encode_sorted(place.apply(tree, one_text))
 
 
-def one_text(place: ValuePlace, value: Any, _: ValuePath) -> Any:
+def one_text(place: FieldTree, value: Any, _: ValuePath) -> Any:
     """The one form of a decimal, a float or a time; any other value is returned unchanged."""
     try:
-        if place.kind == "decimal" and not isinstance(value, bool):
+        if place.rule == "decimal" and not isinstance(value, bool):
             return decimal_text(Decimal(str(value)))
-        if place.kind == "float" and not isinstance(value, bool):
+        if place.rule == "float" and not isinstance(value, bool):
             return float(value) + 0.0  # not -0.0
-        if place.kind == "time" and isinstance(value, str):
+        if place.rule == "timestamp" and isinstance(value, str):
             return instant_text(datetime.fromisoformat(value))
     except (ValueError, InvalidOperation):
         pass  # a text of another writer, which is compared as it is

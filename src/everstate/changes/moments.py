@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
@@ -153,20 +153,3 @@ def _changed(parts: Mapping[Any, Any]) -> dict[Any, Any]:
     """The parts that :func:`all_with_minutes` changes, changed."""
     found = {name: all_with_minutes(part) for name, part in parts.items()}
     return {name: part for name, part in found.items() if part is not parts[name]}
-
-
-def times_in(value: Any) -> Iterator[datetime]:
-    """Every time in a value of an entity's field, at any depth."""
-    if isinstance(value, datetime):
-        yield value
-    elif isinstance(value, BaseModel):
-        for part in value.__dict__.values():
-            yield from times_in(part)
-        for name in value.__class__.model_computed_fields:
-            yield from times_in(getattr(value, name))
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from times_in(part)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for part in value:
-            yield from times_in(part)

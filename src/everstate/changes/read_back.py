@@ -8,23 +8,21 @@ would be another value, or one that no typed column can hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
 from everstate.changes.accepting import read_exactly
+from everstate.changes.arrow import arrow_type
 from everstate.changes.equality import instant_text
+from everstate.changes.fields import ModelField, objects_of, tree_of
 from everstate.changes.json_numbers import decode
-from everstate.changes.names import by_name, written_name
-from everstate.changes.unknown import models_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from everstate.changes.names import by_name
 
 _MISSING: Final = object()
 _TEXT_MAX: Final = 60
@@ -33,21 +31,17 @@ _TEXT_MAX: Final = 60
 class ReadBack:
     """How the JSON of one model is compared with the values that were given."""
 
-    def __init__(
-        self, model: type[BaseModel], schema: Callable[[], pa.Schema] | None = None
-    ) -> None:
-        """``schema`` returns the typed columns of a state, which must hold what is written.
+    def __init__(self, model: type[BaseModel], *, has_columns: bool = True) -> None:
+        """``has_columns``: it is a state, and typed columns must hold what is written.
 
-        ``None``: it is a command's JSON, which has no columns, and the names of the fields unless
-        the model says otherwise.
+        Else it is a command's JSON, which has no columns, and the names of the fields unless the
+        model says otherwise.
         """
-        self._model, self._schema = model, schema
-        self._has_aliases = schema is not None or bool(model.model_config.get("serialize_by_alias"))
+        self._model, self._has_columns = model, has_columns
+        self._has_aliases = has_columns or bool(model.model_config.get("serialize_by_alias"))
         found = set(_own_code(model.__pydantic_core_schema__))
-        computing = {each for each in models_of(model) if each.model_computed_fields}
-        self._computed = tuple(
-            info.alias or name for name, info in model.model_computed_fields.items()
-        )
+        computing = {each for each, tree in objects_of(model).items() if tree.computed}
+        self._computed = tree_of(model).computed
         self._writes_otherwise = "writes" in found or bool(computing - {model})
         self.has_own_code = bool(found or computing)
         """Whether the model validates, converts, computes, writes or leaves out a value itself."""
@@ -57,7 +51,7 @@ class ReadBack:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Tasks of Spark are sent without pydantic's readers.
-        return ReadBack, (self._model, self._schema)
+        return partial(ReadBack, has_columns=self._has_columns), (self._model,)
 
     def fault(self, entity: BaseModel, encoded: bytes) -> tuple[str, str] | None:
         """The first field that is not read as it was given, and why; ``None``: all are.
@@ -66,9 +60,9 @@ class ReadBack:
         """
         if self._writes_otherwise or not self._is_equal(entity, encoded):
             return self._exact_fault(entity, encoded)
-        if not self._computed or self._schema is None:
+        if not self._computed or not self._has_columns:
             return None
-        return self._column_fault(decode(encoded), self._computed)
+        return _column_fault(decode(encoded), self._computed)
 
     def _is_equal(self, entity: BaseModel, encoded: bytes) -> bool:
         """Whether the JSON has the types of the fields and is read as an equal entity.
@@ -97,28 +91,28 @@ class ReadBack:
         to_json = model.__pydantic_serializer__.to_json
         written = decode(encoded)
         anew = decode(to_json(again, by_alias=self._has_aliases, warnings=False))
-        for name, info in model.model_fields.items():
+        for field in tree_of(model).fields:
+            name = field.name
             given, read = entity.__dict__.get(name, _MISSING), again.__dict__.get(name, _MISSING)
-            column = written_name(name, info) if self._has_aliases else name
+            column = field.written if self._has_aliases else name
             text, after = written.get(column, _MISSING), anew.get(column, _MISSING)
             if not _is_same(given, read) and not (_is_same(given, text) and _is_same(text, after)):
                 reason = f"{_shown(given)} is written as {_shown(text)} and read as {_shown(read)}"
                 return name, reason
-        return None if self._schema is None else self._column_fault(written, self._schema().names)
+        return _column_fault(written, tree_of(model).columns) if self._has_columns else None
 
-    def _column_fault(
-        self, written: Mapping[str, Any], names: Iterable[str]
-    ) -> tuple[str, str] | None:
-        """The first of these columns that cannot hold its value, and why."""
-        from everstate.changes.typed import fits
 
-        assert self._schema is not None
-        schema = self._schema()
-        for name in names:
-            value, kind = written.get(name), schema.field(name).type
-            if value is not None and not fits(kind, value):
-                return name, f"it is written as {_shown(value)}, and its column is {kind}"
-        return None
+def _column_fault(
+    written: Mapping[str, Any], fields: Iterable[ModelField]
+) -> tuple[str, str] | None:
+    """The first of these fields whose column cannot hold its value, and why."""
+    from everstate.changes.typed import fits
+
+    for each in fields:
+        value, kind = written.get(each.written), arrow_type(each.tree)
+        if value is not None and not fits(kind, value):
+            return each.written, f"it is written as {_shown(value)}, and its column is {kind}"
+    return None
 
 
 def _is_same(one: Any, other: Any) -> bool:

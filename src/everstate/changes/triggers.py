@@ -10,28 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    TypeAlias,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from everstate.changes.annotations import meant
-from everstate.changes.names import written_name
+from everstate.changes.arrow import arrow_type
+from everstate.changes.fields import FieldTree, tree_of
 from everstate.changes.typed import typed_value
 from everstate.errors import InvalidTrigger
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pydantic import BaseModel
-
     from everstate.changes.entity import EntityType
 
 State: TypeAlias = Mapping[str, Any]
@@ -91,27 +77,26 @@ class Changed(Trigger):
 
     def check(self, entity_type: EntityType) -> None:
         """Check that the field exists and can be compared, and can have these values."""
-        kind = field_type(entity_type, self.path)
-        if _has_map(kind):
+        tree = field_of(entity_type, self.path)
+        if any(each.type == "map" for each in tree.walk(computed=True)):
             raise InvalidTrigger(
                 f"{entity_type.name}.{'.'.join(self.path)} has a dict, and Spark cannot tell "
                 "whether two of them are equal.",
                 advice="Name another field. A nested model instead of the dict can be compared.",
             )
-        allowed = _named_values(entity_type.model, self.path)
         for value in (*(self.before or ()), *(self.after or ())):
-            _check_value(entity_type, self.path, kind, value)
+            _check_value(entity_type, self.path, tree, value)
         for value in self.after or ():
             # Old states may have a value that the model has no more.
-            if value is not None and allowed is not None and value not in allowed:
+            if value is not None and tree.values is not None and value not in tree.values:
                 raise InvalidTrigger(
                     f"{entity_type.name}.{'.'.join(self.path)} never is {value!r}.",
-                    advice=f"Its values are {', '.join(map(repr, allowed))}.",
+                    advice=f"Its values are {', '.join(map(repr, tree.values))}.",
                 )
 
     def fires(self, entity_type: EntityType, original: State | None, current: State | None) -> bool:
         """Whether the field's typed column differs; a missing state counts as null."""
-        kind = field_type(entity_type, self.path)
+        kind = arrow_type(field_of(entity_type, self.path))
         old, new = (typed_value(kind, _found(state, self.path)) for state in (original, current))
         if old == new:
             return False
@@ -177,20 +162,18 @@ def trigger_of(definition: Mapping[str, Any]) -> Trigger:
     return Changed(tuple(definition["field"].split(".")), before, after)
 
 
-def field_type(entity_type: EntityType, path: Sequence[str]) -> pa.DataType:
-    """Arrow type of a field by its path; raises InvalidTrigger when there is none."""
-    import pyarrow
-
-    kind: pa.DataType = pyarrow.struct(list(entity_type.arrow_schema))
+def field_of(entity_type: EntityType, path: Sequence[str]) -> FieldTree:
+    """A field by its path; raises InvalidTrigger when there is none."""
+    tree = tree_of(entity_type.model)
     for part in path:
-        names = [field.name for field in kind] if pyarrow.types.is_struct(kind) else []
-        if part not in names:
+        inside = {each.written: each.tree for each in tree.columns}
+        if part not in inside:
             raise InvalidTrigger(
                 f"{entity_type.name} has no field {'.'.join(path)!r}.",
-                advice=f"Its fields are {', '.join(names)}." if names else None,
+                advice=f"Its fields are {', '.join(inside)}." if inside else None,
             )
-        kind = kind.field(part).type
-    return kind
+        tree = inside[part]
+    return tree
 
 
 def _values(side: Any) -> tuple[Value, ...] | None:
@@ -209,60 +192,19 @@ def _found(state: State | None, path: Sequence[str]) -> Any:
     return value
 
 
-def _check_value(
-    entity_type: EntityType, path: Sequence[str], kind: pa.DataType, value: Any
-) -> None:
-    from pyarrow import types
-
+def _check_value(entity_type: EntityType, path: Sequence[str], tree: FieldTree, value: Any) -> None:
     fits = value is None or (
-        (isinstance(value, bool) and types.is_boolean(kind))
-        or (types.is_integer(kind) and typed_value(kind, value) is not None)
-        or (isinstance(value, str) and types.is_string(kind))
+        (isinstance(value, bool) and tree.type == "boolean")
+        or (tree.type == "integer" and typed_value(arrow_type(tree), value) is not None)
+        or (isinstance(value, str) and tree.type == "text")
     )
     if not fits:
         raise InvalidTrigger(
-            f"{entity_type.name}.{'.'.join(path)} is {kind}; it cannot be asked for {value!r}.",
+            f"{entity_type.name}.{'.'.join(path)} is {arrow_type(tree)}; it cannot be asked for "
+            f"{value!r}.",
             advice="Values of text, whole number and boolean fields can be named; changes() "
             "without values goes with every field.",
         )
 
 
-def _named_values(model: type[BaseModel], path: Sequence[str]) -> tuple[Value, ...] | None:
-    """The values of a Literal or an enum; ``None``: the field is neither."""
-    annotation: Any = model
-    for part in path:
-        found = {
-            written_name(name, info): info.annotation
-            for name, info in annotation.model_fields.items()
-        }
-        for name, computed in annotation.model_computed_fields.items():
-            found[computed.alias or name] = computed.return_type
-        annotation = _without_none(found[part])
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return tuple(member.value for member in annotation)
-    return None
-
-
-def _without_none(annotation: Any) -> Any:
-    """The type of a field without `None` and without constraints."""
-    annotation = meant(annotation)
-    parts = [part for part in get_args(annotation) if part is not NoneType]
-    if get_origin(annotation) is Annotated or (
-        get_origin(annotation) in (Union, UnionType) and len(parts) == 1
-    ):
-        return _without_none(parts[0])
-    return annotation
-
-
-def _has_map(kind: pa.DataType) -> bool:
-    """Whether a type is a map, or has one in it."""
-    from pyarrow import types
-
-    if types.is_struct(kind):
-        return any(_has_map(field.type) for field in kind)
-    return _has_map(kind.value_type) if types.is_list(kind) else bool(types.is_map(kind))
-
-
-__all__ = ["Trigger", "When", "field_type", "trigger_of", "when"]
+__all__ = ["Trigger", "When", "field_of", "trigger_of", "when"]

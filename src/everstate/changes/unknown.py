@@ -1,86 +1,77 @@
-"""Unknown fields in input from people, clients and files: one rule for all of them.
+"""Names in input that are no fields to be given: unknown ones, and those of computed fields. Pure.
 
 A name that is no field of the model is usually a typing error, and dropping its value would lose
 data silently. It is refused, unless one of the entity type's models sets pydantic's `extra` itself.
+A computed field is in states, so readers may send it back; it is dropped, and computed again.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from operator import is_
+from typing import Any, Final
 
 from pydantic import BaseModel
 
-from everstate.changes.annotations import meant
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
+from everstate.changes.fields import FieldTree, objects_of, tree_of
+from everstate.changes.json_numbers import decode, encode
 
 EXTRA: Final = "extra_forbidden"
-"""Type of pydantic's error for such a field."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """How an entity type treats fields that its models do not have."""
-
-    rule: Literal["forbid"] | None
-    computed: frozenset[str]
-    """Names of computed fields, which readers see and may send back."""
-
-    def is_computed(self, error: ErrorDetails) -> bool:
-        """Whether an error only reports that the input has a computed field."""
-        return error["type"] == EXTRA and error["loc"][-1] in self.computed
+"""Type of pydantic's error for a field that the model does not have."""
 
 
 @lru_cache(maxsize=1024)
-def takes_unknown(model: type[BaseModel]) -> Unknown:
+def refuses_unknown(model: type[BaseModel]) -> bool:
     """Whether unknown fields are refused: they are, unless one of the models sets `extra` itself.
 
     `model_config = ConfigDict(extra="ignore")` drops them, as pydantic does by itself.
     """
-    models = models_of(model)
-    own = any(each.model_config.get("extra") is not None for each in models)
-    computed = {
-        written
-        for each in models
-        for name, info in each.model_computed_fields.items()
-        for written in (name, info.alias or name)
-    }
-    return Unknown(None if own else "forbid", frozenset(computed))
+    return all(each.model_config.get("extra") is None for each in objects_of(model))
 
 
-def models_of(model: type[BaseModel]) -> set[type[BaseModel]]:
-    """A model, and those that its values may hold at any depth."""
-    return _models_of(model, set())
+@lru_cache(maxsize=1024)
+def keeps_computed(model: type[BaseModel]) -> bool:
+    """Whether a model would keep computed fields as unknown ones.
+
+    They would be in its JSON twice, the old value and the new one.
+    """
+    return any(tree.keeps_unknown and tree.computed for tree in objects_of(model).values())
 
 
-def _models_of(annotation: Any, seen: set[type[BaseModel]]) -> set[type[BaseModel]]:
-    annotation = meant(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if annotation not in seen:
-            seen.add(annotation)
-            for info in annotation.model_fields.values():
-                _models_of(info.annotation, seen)
-    for part in get_args(annotation):
-        _models_of(part, seen)
-    return seen
+def without_computed(model: type[BaseModel], given: Any) -> Any:
+    """The input without computed fields, as JSON text if it was text.
+
+    It is ``given`` itself when it has none, and when it is no JSON.
+    """
+    if not any(tree.computed for tree in objects_of(model).values()):
+        return given
+    if not isinstance(given, (bytes, str)):
+        return _without(tree_of(model), given)
+    try:
+        read = decode(given)
+    except ValueError:
+        return given
+    kept = _without(tree_of(model), read)
+    return given if kept is read else encode(kept)
 
 
-def message_of(error: ErrorDetails) -> str:
-    """Why a field is refused."""
-    return "there is no field of this name" if error["type"] == EXTRA else error["msg"]
-
-
-def reason_of(field_names: Sequence[str], error: ErrorDetails) -> str:
-    """Why a field is refused, with the most similar field name as a hint."""
-    message = message_of(error)
-    if error["type"] != EXTRA:
-        return message
-    meant = difflib.get_close_matches(str(error["loc"][-1]), field_names, 1)
-    hint = f"; did you mean {meant[0]}?" if meant and len(error["loc"]) == 1 else ""
-    return f"{message}{hint}"
+def _without(tree: FieldTree, value: Any) -> Any:
+    """The value without computed fields; a changed part is copied."""
+    element = next((each.element for each in tree.choices if each.element is not None), None)
+    if isinstance(value, Mapping):
+        fields = [field for each in tree.choices for field in each.fields]
+        inside = {name: field.tree for field in fields for name in field.names}
+        computed = {field for each in tree.choices for field in each.computed}
+        dropped = {name for field in computed for name in field.names} - inside.keys()
+        kept = {}
+        for name, part in value.items():
+            if name not in dropped:
+                inner = inside.get(name, element)
+                kept[name] = part if inner is None else _without(inner, part)
+        is_same = len(kept) == len(value) and all(kept[name] is value[name] for name in kept)
+        return value if is_same else kept
+    if element is not None and isinstance(value, (list, tuple)):
+        made = [_without(element, part) for part in value]
+        return value if all(map(is_, made, value)) else made
+    return value

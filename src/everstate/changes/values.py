@@ -3,46 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, get_args, get_origin
+from functools import lru_cache
+from typing import Any, Final
 
 import msgspec
-from pydantic import AwareDatetime, BaseModel, NaiveDatetime, RootModel
+from pydantic import BaseModel, RootModel, TypeAdapter
 
-from everstate.changes.annotations import meant
 from everstate.changes.depth import TOO_DEEP, is_too_deep
+from everstate.changes.fields import tree_of
 from everstate.changes.moments import all_with_minutes, holds_offset
-from everstate.changes.names import written_name
 
-NUMBERS: Final = (int, float, Decimal)
-TIMES: Final = (datetime, AwareDatetime, NaiveDatetime)
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _AS_ZEROS = bytes.maketrans(b"0123456789", b"0000000000")
 _INT64_DIGITS = b"0" * len(str(_INT64_MAX))
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
-
-
-def holds(plain: Collection[Any], annotation: Any, seen: set[type]) -> bool:
-    """Whether a value of this annotation may hold one of these plain types at any depth."""
-    annotation = meant(annotation)
-    if annotation in plain:
-        return True
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if annotation in seen:
-            return False
-        seen.add(annotation)
-        if annotation.model_config.get("extra") == "allow":
-            return True
-        parts = [info.annotation for info in annotation.model_fields.values()]
-        parts += [info.return_type for info in annotation.model_computed_fields.values()]
-        return any(holds(plain, part, seen) for part in parts)
-    return any(holds(plain, part, seen) for part in get_args(annotation))
 
 
 def may_hold_unstorable(encoded: bytes) -> bool:
@@ -60,40 +41,63 @@ def may_hold_unstorable(encoded: bytes) -> bool:
     )
 
 
+def parts_of(value: Any) -> Iterable[Any]:
+    """The values that a value consists of, computed ones too; nothing for one without parts."""
+    if isinstance(value, BaseModel):
+        computed = (getattr(value, name) for name in value.__class__.model_computed_fields)
+        unknown = value.__pydantic_extra__ or {}
+        return (*value.__dict__.values(), *unknown.values(), *computed)
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if _is_data(value):
+        return [getattr(value, each.name) for each in fields(value)]
+    return ()
+
+
+def _is_data(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def times_in(value: Any) -> Iterator[datetime]:
+    """Every time in a value of an entity's field, at any depth."""
+    if isinstance(value, datetime):
+        yield value
+    for part in parts_of(value):
+        yield from times_in(part)
+
+
+def _has_set(value: Any) -> bool:
+    return isinstance(value, AbstractSet) or any(map(_has_set, parts_of(value)))
+
+
 def storable(value: Any) -> bool:
     """Whether a typed column can hold every number of a value."""
     kind = value.__class__
     if kind is int:
         return bool(_INT64_MIN <= value <= _INT64_MAX)
-    if kind is str:
-        return True
     if kind is Decimal:
         return bool(value.is_finite())
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, BaseModel):
-        computed = (getattr(value, name) for name in kind.model_computed_fields)
-        parts = {**value.__dict__, **(value.__pydantic_extra__ or {})}
-        return all(storable(part) for part in (*parts.values(), *computed))
-    if is_dataclass(value):
-        return all(storable(getattr(value, each.name)) for each in fields(value))
-    if isinstance(value, Mapping):
-        return all(storable(part) for part in value.values())
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(storable(part) for part in value)
-    return True
+    if isinstance(value, (float, str)):
+        return isinstance(value, str) or math.isfinite(value)
+    return all(map(storable, parts_of(value)))
 
 
 UNSTORABLE: Final = "NaN, infinity and integers beyond 64 bits are refused"
 
 
-def model_json(value: BaseModel, *, warns: bool = True) -> bytes:
-    """JSON of a command or of a fact; equal ones have the same JSON in every process.
+def model_json(value: Any, *, warns: bool = True) -> bytes:
+    """JSON of a command or of a fact, a model or a dataclass; equal ones have the same everywhere.
 
     ``warns``: pydantic warns of a value that is of another type than its field. Raises ValueError
-    for numbers that JSON would lose, and for values that are nested too deeply.
+    for numbers that JSON would lose, and for values that are nested too deeply, and pydantic's
+    errors for a value of another kind.
     """
-    encoded: bytes = value.__class__.__pydantic_serializer__.to_json(value, warnings=warns)
+    kind = value.__class__
+    is_model = isinstance(value, BaseModel)
+    serializer = kind.__pydantic_serializer__ if is_model else _adapter(kind).serializer
+    encoded: bytes = serializer.to_json(value, warnings=warns)
     if is_too_deep(encoded):
         raise ValueError(TOO_DEEP)
     if may_hold_unstorable(encoded) and not storable(value):
@@ -105,26 +109,11 @@ def model_json(value: BaseModel, *, warns: bool = True) -> bytes:
     return in_order(value, encoded)
 
 
-def holds_sets(annotation: Any, seen: set[type]) -> bool:
-    """Whether a value of this annotation may hold a set at any depth."""
-    annotation = meant(annotation)
-    origin = get_origin(annotation) or annotation
-    if isinstance(origin, type) and issubclass(origin, AbstractSet):
-        return True
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        if annotation in seen:
-            return False
-        seen.add(annotation)
-        if annotation.model_config.get("extra") == "allow":
-            return True
-        parts = [info.annotation for info in annotation.model_fields.values()]
-        parts += [info.return_type for info in annotation.model_computed_fields.values()]
-        return any(holds_sets(part, seen) for part in parts)
-    return any(holds_sets(part, seen) for part in get_args(annotation))
+_adapter: Final = lru_cache(maxsize=1024)(TypeAdapter)
 
 
-def in_order(entity: BaseModel, encoded: bytes) -> bytes:
-    """The JSON of an entity with the elements of its sets sorted.
+def in_order(entity: Any, encoded: bytes) -> bytes:
+    """The JSON of an entity, a command or a fact with the elements of its sets sorted.
 
     The order of a set differs between processes (Python's hash seed), and the same entity must
     have the same JSON everywhere: an equal state is no change.
@@ -132,24 +121,24 @@ def in_order(entity: BaseModel, encoded: bytes) -> bytes:
     return _encode(_ordered(entity, _decode(encoded))) if _has_set(entity) else encoded
 
 
-def _has_set(value: Any) -> bool:
-    if isinstance(value, BaseModel):
-        computed = (getattr(value, name) for name in value.__class__.model_computed_fields)
-        parts = {**value.__dict__, **(value.__pydantic_extra__ or {})}
-        return any(_has_set(part) for part in (*parts.values(), *computed))
-    if isinstance(value, Mapping):
-        return any(_has_set(part) for part in value.values())
-    if isinstance(value, (list, tuple)):
-        return any(_has_set(part) for part in value)
-    return isinstance(value, AbstractSet)
+@lru_cache(maxsize=1024)
+def _names(model: type[BaseModel]) -> dict[str, str]:
+    """The fields of a model by their names in states."""
+    return {each.written: each.name for each in tree_of(model).columns}
 
 
 def _ordered(value: Any, encoded: Any) -> Any:
     """Decoded JSON of a value with the elements of its sets sorted."""
     if isinstance(value, RootModel):
         return _ordered(value.root, encoded)
-    if isinstance(value, BaseModel) and isinstance(encoded, dict):
-        return _fields_ordered(value, encoded)
+    is_model = isinstance(value, BaseModel)
+    if isinstance(encoded, dict) and (is_model or _is_data(value)):
+        # Commands and facts are written by the names of their fields.
+        names = _names(value.__class__) if is_model else {}
+        return {
+            name: _ordered(getattr(value, names.get(name) or name, None), part)
+            for name, part in encoded.items()
+        }
     if isinstance(value, Mapping) and isinstance(encoded, dict):
         pairs = zip(value.values(), encoded.items(), strict=True)
         return {name: _ordered(part, written) for part, (name, written) in pairs}
@@ -161,20 +150,3 @@ def _ordered(value: Any, encoded: Any) -> Any:
         same = same or all(isinstance(part, int | float) for part in parts)
         return sorted(parts, key=None if same else _encode)
     return encoded
-
-
-def _fields_ordered(value: BaseModel, encoded: dict[str, Any]) -> dict[str, Any]:
-    kind = value.__class__
-    known, computed = kind.model_fields, kind.model_computed_fields
-    ordered = dict(encoded)
-    for name in (*value.__dict__, *(value.__pydantic_extra__ or {}), *computed):
-        info, written = known.get(name), name
-        if info is not None:
-            written = written_name(name, info)
-        elif name in computed:
-            written = computed[name].alias or name
-        if written not in encoded:
-            written = name  # commands and facts are written by their names
-        if written in encoded:
-            ordered[written] = _ordered(getattr(value, name), encoded[written])
-    return ordered

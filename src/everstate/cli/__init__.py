@@ -46,7 +46,7 @@ def options(
     ] = False,
 ) -> None:
     """Options of every verb."""
-    context.obj = Session(project, debug)
+    context.obj = Session(project)
 
 
 def _on_signal(number: int, _frame: FrameType | None) -> NoReturn:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from everstate.cli.console import err, out, table
-from everstate.cli.roles import CLEAN_PART
+from everstate.cli.console import err
+from everstate.cli.results import Aside, ResultTable, Told
 from everstate.errors import Unavailable
 from everstate.parts import read_states
+from everstate.roles import CLEAN_PART
 
 if TYPE_CHECKING:
     from everstate.config import Config
@@ -43,8 +44,8 @@ def why_not_cleaned(config: Config, capture: str) -> str | None:
     return None
 
 
-def tell_balances(found: Mapping[str, Balance | None]) -> None:
-    """Print the outcome of the rows of captures that were cleaned."""
+def balances_told(found: Mapping[str, Balance | None]) -> Iterator[Told]:
+    """The outcome of the rows of captures that were cleaned."""
     listed = [
         (capture, one.table, *(getattr(one, column) for column in _COLUMNS))
         for capture, told in found.items()
@@ -52,21 +53,19 @@ def tell_balances(found: Mapping[str, Balance | None]) -> None:
         for one in told.tables
     ]
     if listed:
-        table(("capture", "table", *_COLUMNS), listed)
+        yield ResultTable(("capture", "table", *_COLUMNS), listed)
     if any(one.dead for told in found.values() if told is not None for one in told.tables):
-        out.print("`everstate dead list` has the reasons of dead letters")
+        yield "`everstate dead list` has the reasons of dead letters"
     for capture, told in found.items():
         if told is not None and told.unread:
-            out.print(f"{capture}: {told.unread:,} raw records are not cleaned yet")
+            yield f"{capture}: {told.unread:,} raw records are not cleaned yet"
 
 
-def has_vanished(found: Mapping[str, Balance | None]) -> bool:
-    """Whether rows vanished, which must never happen; prints of which capture."""
-    lost = {each: told.vanished for each, told in found.items() if told is not None}
-    for capture, rows in lost.items():
-        if rows:
-            err.print(
-                f"{capture}: {rows:,} rows were read and have no outcome. Please report it; "
-                f"`everstate cdc snapshot {capture}` reads every row again."
+def vanished_told(found: Mapping[str, Balance | None]) -> Iterator[Aside]:
+    """The captures of which rows vanished, which must never happen."""
+    for capture, told in found.items():
+        if told is not None and told.vanished:
+            yield Aside(
+                f"{capture}: {told.vanished:,} rows were read and have no outcome. Please report "
+                f"it; `everstate cdc snapshot {capture}` reads every row again."
             )
-    return any(lost.values())

@@ -6,9 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import typer
-
-from everstate.cli.console import config_of, err, load_app
+from everstate.cli.console import AppSession, Session, err
 from everstate.config import Config
 from everstate.errors import CaptureFailed, EverstateError, LocalStackError
 from everstate.local import ConsoleProgress, Stack
@@ -18,41 +16,37 @@ if TYPE_CHECKING:
     from everstate.sources.cdc.status import CaptureStatus
 
 
-def capturing_of(
-    context: typer.Context, name: str, app: str | None, *, start: bool = False
-) -> Capturing:
+def capturing_of(session: AppSession, name: str, *, start: bool = False) -> Capturing:
     """The capture, with Connect's address; ``start``: starts a local worker if needed."""
-    given = config_of(context)
-    found = declared_capture(context, name, app, given)
+    given = session.config
+    found = declared_capture(session, name, given)
     if found.has_connect:
         return found
     if start:
         Stack(given, also=("connect",)).start(ConsoleProgress(err))
-    found = declared_capture(context, name, app, connected(context))
+    found = declared_capture(session, name, connected(session))
     if not found.has_connect:
         raise _no_connect(given, name)
     return found
 
 
-def declared_capture(
-    context: typer.Context, name: str, app: str | None, config: Config
-) -> Capturing:
+def declared_capture(session: AppSession, name: str, config: Config) -> Capturing:
     """The capture as declared; it has Connect's address only if ``config`` has it."""
     from everstate.sources.cdc.capturing import Capturing
 
-    given = config_of(context)
-    project = load_app(app, given)
+    given = session.config
+    project = session.app()
     capture = project.capture_of(name)
     local = (capture.connect_url or given.capture.connect_url) is None
     return Capturing(config, capture, local=local, entities=project.entities)
 
 
-def status_of(context: typer.Context, name: str, app: str | None) -> CaptureStatus:
+def status_of(session: AppSession, name: str) -> CaptureStatus:
     """Status of a capture; without a running Connect, its reason is why none runs."""
-    found = declared_capture(context, name, app, connected(context))
+    found = declared_capture(session, name, connected(session))
     if found.has_connect:
         return found.status()
-    missing = _no_connect(config_of(context), name)
+    missing = _no_connect(session.config, name)
     state = "absent" if isinstance(missing, CaptureFailed) else "unreachable"
     return replace(found.status(), state=state, reason=f"{missing.message} {missing.advice}")
 
@@ -76,6 +70,6 @@ def _no_connect(given: Config, name: str) -> EverstateError:
     )
 
 
-def connected(context: typer.Context, needs: Collection[str] | None = None) -> Config:
+def connected(session: Session, needs: Collection[str] | None = None) -> Config:
     """The settings, with the addresses of running servers; ``needs``: see :func:`resolve`."""
-    return Stack(config_of(context)).resolve(needs)
+    return Stack(session.config).resolve(needs)

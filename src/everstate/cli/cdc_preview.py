@@ -10,15 +10,8 @@ from typing import Annotated
 import typer
 
 from everstate.cli.cdc_captures import capturing_of, connected
-from everstate.cli.console import (
-    AppOption,
-    JsonOption,
-    err,
-    print_json,
-    print_result,
-    project_of,
-    table,
-)
+from everstate.cli.console import AppSession, err
+from everstate.cli.results import Aside, Result, ResultTable
 from everstate.serving.words import value_text
 from everstate.sources.cdc.holding import HeldEntity, read_held
 from everstate.sources.cdc.preview import preview as preview_rows
@@ -27,86 +20,73 @@ _RAW_SHOWN = 160
 
 
 def preview(
-    context: typer.Context,
+    session: AppSession,
     name: Annotated[str, typer.Argument(help="Name of a capture that the app declares.")],
     rows: Annotated[int, typer.Option("--rows", min=1, help="Number of rows of each table.")] = 3,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Show the newest raw rows of a capture and their cleaned form; writes nothing."""
-    config, project = project_of(context, app)
+    config, project = session.connected()
     found = preview_rows(config, project.capture_of(name), project.entities, rows)
-    shown = [
+    shown = (
         (
-            one.table,
-            f"{one.partition}@{one.offset}",
+            *(one.table, f"{one.partition}@{one.offset}"),
             one.raw if len(one.raw) <= _RAW_SHOWN else one.raw[: _RAW_SHOWN - 1] + "…",
-            one.outcome,
-            one.key,
+            *(one.outcome, one.key),
             ", ".join(f"{field}={value_text(value)}" for field, value in one.clean.items()),
         )
         for one in found
-    ]
+    )
     columns = ("table", "at", "raw", "outcome", "key", "clean")
-    print_result(json, list(map(asdict, found)), columns, shown)
+    return Result(list(map(asdict, found)), ResultTable(columns, shown))
 
 
 def held(
-    context: typer.Context,
+    session: AppSession,
     name: Annotated[str, typer.Argument(help="Name of a capture that the app declares.")],
     snapshot: Annotated[
         bool, typer.Option("--snapshot", help="Take a snapshot of each key that needs one.")
     ] = False,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """List entities whose rows are held or were refused, and what releases them."""
     from everstate.sources.cdc.asking import can_ask
 
-    config, project = project_of(context, app)
+    config, project = session.connected()
     capture = project.capture_of(name)
     found = read_held(config, capture.name)
     asks = can_ask(capture)
     if snapshot:
-        _take_snapshots(context, name, app, found)
-    if json:
-        print_json(
-            [
-                {
-                    "table": one.table,
-                    "entity": one.entity,
-                    "key": one.key,
-                    "columns": one.columns,
-                    "reason": one.reason,
-                    "since": datetime.fromtimestamp(one.since_s, UTC),
-                    "rows": len(one.rows),
-                    "waitsFor": one.waits_for,
-                    "needsSnapshot": one.needs_snapshot,
-                    "asksForSnapshot": asks and one.waits_for_state,
-                }
-                for one in found
-            ]
-        )
-        return
-    rows = [
+        _take_snapshots(session, name, found)
+    value = [
+        {
+            "table": one.table,
+            "entity": one.entity,
+            "key": one.key,
+            "columns": one.columns,
+            "reason": one.reason,
+            "since": datetime.fromtimestamp(one.since_s, UTC),
+            "rows": len(one.rows),
+            "waitsFor": one.waits_for,
+            "needsSnapshot": one.needs_snapshot,
+            "asksForSnapshot": asks and one.waits_for_state,
+        }
+        for one in found
+    ]
+    rows = (
         (
-            one.table,
-            one.key,
-            len(one.rows),
-            one.reason,
+            *(one.table, one.key, len(one.rows), one.reason),
             "" if one.waits_for is None else " ".join(one.waits_for),
             _snapshot_of(one, asks=asks),
             datetime.fromtimestamp(one.since_s, UTC).isoformat(timespec="seconds"),
         )
         for one in found
-    ]
-    table(("table", "key", "rows", "reason", "waits for", "snapshot", "since"), rows)
-    if any(one.needs_snapshot and not (asks and one.waits_for_state) for one in found):
-        by_hand = f"run `everstate cdc held {name} --snapshot`"
-        theirs = "have the capture's own connector read these rows again"
-        err.print(
-            f"some rows need a snapshot that must be requested: {by_hand if asks else theirs}"
-        )
+    )
+    told = ResultTable(("table", "key", "rows", "reason", "waits for", "snapshot", "since"), rows)
+    if not any(one.needs_snapshot and not (asks and one.waits_for_state) for one in found):
+        return Result(value, told)
+    by_hand = f"run `everstate cdc held {name} --snapshot`"
+    theirs = "have the capture's own connector read these rows again"
+    how = by_hand if asks else theirs
+    return Result(value, told, Aside(f"some rows need a snapshot that must be requested: {how}"))
 
 
 def _snapshot_of(one: HeldEntity, *, asks: bool) -> str:
@@ -116,13 +96,11 @@ def _snapshot_of(one: HeldEntity, *, asks: bool) -> str:
     return "requested by clean" if asks and one.waits_for_state else "needed"
 
 
-def _take_snapshots(
-    context: typer.Context, name: str, app: str | None, found: Sequence[HeldEntity]
-) -> None:
+def _take_snapshots(session: AppSession, name: str, found: Sequence[HeldEntity]) -> None:
     """Request a snapshot of each key that needs one, one after the other."""
     from everstate.sources.cdc.snapshots import snapshot
 
-    config, capturing = connected(context), capturing_of(context, name, app)
+    config, capturing = connected(session), capturing_of(session, name)
     for one in found:
         if one.needs_snapshot:
             key = {column: str(value) for column, value in one.columns.items()}

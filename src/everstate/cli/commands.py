@@ -9,24 +9,14 @@ from uuid import UUID
 import typer
 
 from everstate.changes import Provenance
-from everstate.cli.console import (
-    AppOption,
-    JsonOption,
-    err,
-    out,
-    print_json,
-    print_result,
-    project_of,
-    user_name,
-)
+from everstate.cli.console import AppSession, err, user_name
+from everstate.cli.results import Result, ResultTable, Verbs
 from everstate.errors import InvalidCommand
 
 if TYPE_CHECKING:
     from everstate.sources.commands import Answer, Parked
 
-commands = typer.Typer(
-    no_args_is_help=True, help="Send commands; list, replay and discard parked ones."
-)
+commands = Verbs(no_args_is_help=True, help="Send commands; list, replay and discard parked ones.")
 
 EntityArgument = Annotated[str, typer.Argument(help="Entity type.")]
 IdsArgument = Annotated[
@@ -37,7 +27,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="All parked commands of t
 
 @commands.command("send")
 def send(
-    context: typer.Context,
+    session: AppSession,
     entity: EntityArgument,
     key: Annotated[str, typer.Argument(help="Key of the entity.")],
     name: Annotated[str, typer.Argument(help="Name of the command.")],
@@ -49,14 +39,12 @@ def send(
         str | None, typer.Option("--id", help="Id of the command; each id is decided once.")
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 10.0,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Send a command and show its answer; exit code 5 when it is rejected."""
     from everstate.declarations.commands import group_of
     from everstate.sources.commands.client import CommandClient
 
-    config, project = project_of(context, app)
+    config, project = session.connected()
     group = group_of(project.command_groups, entity)
     if name not in group.by_name:
         raise InvalidCommand(
@@ -73,63 +61,56 @@ def send(
             command_id=_uuid(command_id),
             timeout_s=timeout_s,
         )
-    if json:
-        print_json(answer_record(answer))
-    answer.or_raise()
-    if not json:
-        facts = ", ".join(each.type for each in answer.changes) or "no change"
-        out.print(f"accepted: {facts}; {entity} {key} is at version {answer.version}")
+    facts = ", ".join(each.type for each in answer.changes) or "no change"
+    said = f"accepted: {facts}; {entity} {key} is at version {answer.version}"
+    told = [said] if answer.accepted else []
+    return Result(answer_record(answer), *told, then=answer.or_raise)
 
 
 @commands.command("parked")
-def parked(
-    context: typer.Context, entity: EntityArgument, app: AppOption = None, json: JsonOption = False
-) -> None:
+def parked(session: AppSession, entity: EntityArgument) -> Result:
     """List commands that could not be decided, the oldest first, and why."""
     from everstate.sources.commands import read_parked
 
-    config, project = project_of(context, app)
+    config, project = session.connected()
     project.entity_type(entity)
     found = read_parked(config, entity)
-    rows = [
+    rows = (
         (each.parked_id, each.key, each.command, each.reason, _moment(each.parked_at_ms))
         for each in found
-    ]
-    records = list(map(parked_record, found))
+    )
     columns = ("id", "key", "command", "reason", "since")
-    print_result(json, records, columns, rows, none="no commands are parked")
+    told = ResultTable(columns, rows, none="no commands are parked")
+    return Result(list(map(parked_record, found)), told)
 
 
 @commands.command("replay")
 def replay(
-    context: typer.Context,
+    session: AppSession,
     entity: EntityArgument,
     ids: IdsArgument = None,
     all_: AllOption = False,
-    app: AppOption = None,
 ) -> None:
     """Send parked commands again; each is decided with the current state of its entity."""
-    _send_again(context, entity, ids, all_, app, give_up=False)
+    _send_again(session, entity, ids, all_, give_up=False)
 
 
 @commands.command("discard")
 def discard(
-    context: typer.Context,
+    session: AppSession,
     entity: EntityArgument,
     ids: IdsArgument = None,
     all_: AllOption = False,
-    app: AppOption = None,
 ) -> None:
     """Discard parked commands; their senders get a rejection."""
-    _send_again(context, entity, ids, all_, app, give_up=True)
+    _send_again(session, entity, ids, all_, give_up=True)
 
 
 def _send_again(
-    context: typer.Context,
+    session: AppSession,
     entity: str,
     ids: list[str] | None,
     all_: bool,
-    app: str | None,
     *,
     give_up: bool,
 ) -> None:
@@ -137,7 +118,7 @@ def _send_again(
 
     if bool(ids) == all_:
         raise typer.BadParameter("give either ids or --all")
-    config, project = project_of(context, app)
+    config, project = session.connected()
     project.entity_type(entity)
     sent = send_again(config, entity, None if all_ else ids, give_up=give_up)
     err.print(f"{len(sent)} commands {'discarded' if give_up else 'sent again'}")

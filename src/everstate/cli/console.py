@@ -83,15 +83,46 @@ SIGNS: Final[Mapping[str, tuple[str, str]]] = {
 
 @dataclass
 class Session:
-    """The options before the verb."""
+    """The project that the command line names."""
 
     project: Path
-    debug: bool
 
     @cached_property
     def config(self) -> Config:
         """Settings of the project, read once."""
         return load(self.project)
+
+
+@dataclass
+class AppSession(Session):
+    """A project and the app in it; a verb that takes it has the option `--app`."""
+
+    spec: str | None
+
+    @property
+    def has_app(self) -> bool:
+        """Whether the command line or everstate.toml names an app."""
+        return bool(self.spec or self.config.project.app)
+
+    def app(self, *, views: bool = True) -> App:
+        """The app; ``views`` and errors as for :func:`load_app`."""
+        return load_app(self.spec, self.config, views=views)
+
+    def connected(
+        self, *, needs: Collection[str] | None = None, views: bool = True
+    ) -> tuple[Config, App]:
+        """Settings with the running servers' addresses, and the app.
+
+        The project is checked before the servers, so that errors in files are reported first.
+        ``needs`` as for :func:`everstate.local.connect`.
+        """
+        config, app = self.config, self.app(views=views)
+        if needs == READING and config.log.bootstrap_servers and config.store.dsn:
+            return config, app
+        # Imported here: with servers of your own a look-up needs no local stack: it takes 40 ms.
+        from everstate.local import resolve
+
+        return resolve(config, needs=needs), app
 
 
 def tell_error(error: EverstateError) -> None:
@@ -161,12 +192,6 @@ def working(text: str) -> Iterator[Telling]:
         thread.join()
 
 
-def config_of(context: typer.Context) -> Config:
-    """Settings of the project that the command line names."""
-    session: Session = context.find_object(Session) or Session(Path("."), debug=False)
-    return session.config
-
-
 def print_json(value: Any, *, is_line: bool = False) -> None:
     """Print one value as JSON to stdout; datetimes, UUIDs and dataclasses are taken.
 
@@ -215,62 +240,6 @@ def table(
     endless = SafeConsole(width=_ANY_WIDTH)
     wide = SafeConsole(width=endless.measure(grid).maximum)
     wide.print(grid, soft_wrap=False)
-
-
-def print_result(
-    json: bool,
-    value: Any,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    *,
-    none: str | None = None,
-    then: str | None = None,
-    exact: bool = False,
-) -> None:
-    """Print a result: ``value`` as JSON, or rows as a :func:`table` and the sentence ``then``.
-
-    ``none``: what stderr says in place of a table without rows.
-    """
-    listed = [] if json else list(rows)
-    if json:
-        print_json(value)
-    elif none is not None and not listed:
-        err.print(none)
-    else:
-        table(columns, listed, exact=exact)
-        if then is not None:
-            out.print(then, highlight=False)
-
-
-def print_records(json: bool, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows of the user's values: as a JSON list of objects, or as a table."""
-    from everstate.serving.words import cell  # here: not every verb needs the readers of views
-
-    records = [dict(zip(columns, row, strict=True)) for row in rows] if json else []
-    cells = ([cell(value) for value in row] for row in rows)
-    print_result(json, records, columns, cells, exact=True)
-
-
-def project_of(
-    context: typer.Context,
-    spec: str | None,
-    *,
-    needs: Collection[str] | None = None,
-    views: bool = True,
-) -> tuple[Config, App]:
-    """Settings with the running servers' addresses, and the app.
-
-    The project is checked before the servers, so that errors in files are reported first.
-    ``needs`` as for :func:`everstate.local.connect`, ``views`` as for :func:`load_app`.
-    """
-    config = config_of(context)
-    app = load_app(spec, config, views=views)
-    if needs == READING and config.log.bootstrap_servers and config.store.dsn:
-        return config, app
-    # Imported here: with servers of your own a look-up needs no local stack, which takes 40 ms.
-    from everstate.local import resolve
-
-    return resolve(config, needs=needs), app
 
 
 def load_app(spec: str | None, config: Config, *, views: bool = True) -> App:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
 
-from everstate.cli.console import JsonOption, config_of, err, out, print_json, table
+from everstate.cli.console import Session
+from everstate.cli.results import Aside, Result, ResultTable, Told, Verbs
 from everstate.errors import InvalidQuery, NotFound
 from everstate.local import resolve
 from everstate.log.dead_letters import (
@@ -21,7 +23,7 @@ from everstate.log.dead_letters import (
 )
 from everstate.serving.words import bytes_text, bytes_value
 
-dead = typer.Typer(
+dead = Verbs(
     no_args_is_help=True, help="List records that were rejected, by reason; show one of them."
 )
 
@@ -31,7 +33,7 @@ _LETTER: Final = re.compile(r"(?P<entity>[^@]*)@(?P<partition>\d+):(?P<offset>\d
 
 @dead.command("list")
 def list_(
-    context: typer.Context,
+    session: Session,
     entity: Annotated[str | None, typer.Argument(help="Entity type; none: all.")] = None,
     limit: Annotated[
         int | None,
@@ -39,42 +41,34 @@ def list_(
             "--limit", min=1, help=f"Most reasons. Default: {_SHOWN_MAX}; with --json all."
         ),
     ] = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """List the reasons of dead letters, the most frequent first, and the newest letter of each."""
-    config = resolve(config_of(context), needs=("kafka",))
+    config = resolve(session.config, needs=("kafka",))
     found = by_reason(read_dead_letters(config, entity))
-    if json:
-        print_json([asdict(each) | {"newest": _name(each)} for each in found[:limit]])
-        return
+    value = [asdict(each) | {"newest": _name(each)} for each in found[:limit]]
     limit = limit or _SHOWN_MAX
-    if not found:
-        err.print("no record was rejected")
-        return
-    table(
-        ("entity", "reason", "letters", "first", "last", "newest"),
-        [
-            (
-                each.entity or "unknown",
-                each.reason,
-                each.letters,
-                f"{each.first_at:%Y-%m-%d %H:%M:%SZ}",
-                f"{each.last_at:%Y-%m-%d %H:%M:%SZ}",
-                _name(each),
-            )
-            for each in found[:limit]
-        ],
+    rows = (
+        (
+            *(each.entity or "unknown", each.reason, each.letters),
+            f"{each.first_at:%Y-%m-%d %H:%M:%SZ}",
+            f"{each.last_at:%Y-%m-%d %H:%M:%SZ}",
+            _name(each),
+        )
+        for each in found[:limit]
     )
+    columns = ("entity", "reason", "letters", "first", "last", "newest")
+    told = [ResultTable(columns, rows, none="no record was rejected")]
     if len(found) > limit:
-        err.print(f"{len(found) - limit:,} more reasons; `--limit {len(found)}` shows them all")
+        more = f"{len(found) - limit:,} more reasons; `--limit {len(found)}` shows them all"
+        return Result(value, *told, Aside(more))
+    return Result(value, *told)
 
 
 @dead.command("show")
 def show(
-    context: typer.Context,
+    session: Session,
     letter: Annotated[str, typer.Argument(help="A dead letter, as `list` names it: guest@0:17.")],
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Show one dead letter: why it was rejected, where it came from, and its record.
 
     Key and value are shown as they were, and with --json also in base64, byte for byte.
@@ -85,7 +79,7 @@ def show(
             f"{letter!r} is no name of a dead letter.",
             advice="Take it from the column `newest` of `everstate dead list`, such as guest@0:17.",
         )
-    config = resolve(config_of(context), needs=("kafka",))
+    config = resolve(session.config, needs=("kafka",))
     place = int(named["partition"]), int(named["offset"])
     found = read_dead_letter(config, named["entity"] or None, *place)
     if found is None:
@@ -93,10 +87,7 @@ def show(
             f"There is no dead letter {letter}.",
             advice="Its record may have expired. `everstate dead list` shows those that exist.",
         )
-    if json:
-        print_json(letter_record(found))
-        return
-    print_letter(found)
+    return Result(letter_record(found), *letter_told(found))
 
 
 def letter_record(letter: DeadLetter) -> dict[str, Any]:
@@ -110,8 +101,8 @@ def letter_record(letter: DeadLetter) -> dict[str, Any]:
     return asdict(letter) | told | encoded
 
 
-def print_letter(letter: DeadLetter) -> None:
-    """Print one dead letter."""
+def letter_told(letter: DeadLetter) -> Iterator[Told]:
+    """One dead letter for people."""
     rows = (
         ("entity", letter.entity or "unknown"),
         ("reason", letter.reason),
@@ -120,9 +111,11 @@ def print_letter(letter: DeadLetter) -> None:
         ("key", bytes_text(letter.key)),
         ("value", "none" if letter.value is None else f"{len(letter.value):,} bytes"),
     )
-    table(("dead letter", f"{letter.entity or ''}@{letter.partition}:{letter.offset}"), rows)
+    yield ResultTable(
+        ("dead letter", f"{letter.entity or ''}@{letter.partition}:{letter.offset}"), rows
+    )
     if letter.value is not None:
-        out.print(bytes_text(letter.value), highlight=False)
+        yield bytes_text(letter.value)
 
 
 def _name(each: DeadReason) -> str:

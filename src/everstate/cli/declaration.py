@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, JsonOption, config_of, load_app, print_result
+from everstate.cli.console import AppSession
+from everstate.cli.results import Result, ResultTable
 from everstate.errors import UnknownView
 
 if TYPE_CHECKING:
@@ -16,13 +17,11 @@ if TYPE_CHECKING:
 
 
 def explain(
-    context: typer.Context,
+    session: AppSession,
     name: Annotated[str, typer.Argument(help="Name of a declared view.")],
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Explain a declaration: what is kept of the view, and what a change and a read cost."""
-    project = load_app(app, config_of(context))
+    project = session.app()
     if name in project.refused_views:
         raise project.refused_views[name]
     if name not in project.views:
@@ -40,7 +39,7 @@ def explain(
     }
     if plan.inputs:
         told["read from"] = ", ".join(plan.inputs)
-    print_result(json, told, ("", ""), told.items())
+    return Result(told, ResultTable(("", ""), told.items()))
 
 
 def _taken(rules: Rules) -> str:

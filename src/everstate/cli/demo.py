@@ -15,7 +15,7 @@ _PIPED_WIDTH = 110
 
 
 def demo(
-    context: typer.Context,
+    session: Session,
     year: Annotated[
         bool, typer.Option("--year", help="Use all 336,776 flights. Default: 24,951 of February.")
     ] = False,
@@ -45,11 +45,9 @@ def demo(
     # Imported here: Spark and pyarrow take a second that no other verb should pay.
     from everstate.demo.run import DemoOptions, run_demo
 
-    session = context.find_object(Session)
-    project = session.project if session is not None else Path(".")
     first, last = _period(year, begin, days)
     options = DemoOptions(
-        folder=folder or project / ".everstate" / "demo",
+        folder=folder or session.project / ".everstate" / "demo",
         first=first,
         last=last,
         keep=keep,

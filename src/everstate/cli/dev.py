@@ -6,30 +6,28 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, config_of, err, load_app, print_json
-from everstate.cli.reloading import NO_BYTECODE, ChildProcesses, run_reloading, watched
-from everstate.cli.supervisor import stop_on_signals
-from everstate.config import CONFIG_FILE, Config
+from everstate.cli.console import AppSession, err, print_json
+from everstate.config import CONFIG_FILE
 from everstate.errors import EverstateError, InvalidView
 from everstate.local import ConsoleProgress, Stack, resolve
+from everstate.runtime.reloading import NO_BYTECODE, ChildProcesses, run_reloading, watched
+from everstate.runtime.supervisor import stop_on_signals
 
 
 def dev(
-    context: typer.Context,
+    session: AppSession,
     port: Annotated[
         int | None,
         typer.Option(
             "--port", min=0, max=65535, help="Port of `serve`; 0: a free port. Default: api.port."
         ),
     ] = None,
-    app: AppOption = None,
     check: Annotated[bool, typer.Option("--check", hidden=True)] = False,
 ) -> None:
     """Do `up`, `run` and `serve` in one terminal, and restart them when the project changes.
@@ -38,17 +36,17 @@ def dev(
     in one of them is shown with its line, and nothing runs until it is corrected. Ctrl-C stops
     `run` and `serve`; the servers stay, and `everstate down` stops them.
     """
-    config = config_of(context)
+    config = session.config
     if check:
         # What the app prints at its import must not be between the JSON, which `dev` reads.
         with redirect_stdout(sys.stderr):
-            files = checked_files(config, app)
+            files = checked_files(session)
         print_json([str(path) for path in files])
         return
-    if not config.project.app and app is None:
-        load_app(app, config)  # raises with the setting that is missing
+    if not session.has_app:
+        session.app()  # raises with the setting that is missing
     common = [sys.executable, "-m", "everstate.cli", "--project", str(config.folder)]
-    own_app = [] if app is None else ["--app", app]
+    own_app = [] if session.spec is None else ["--app", session.spec]
     own_port = [] if port is None else ["--port", str(port)]
     with_parent = ["--with-parent", str(os.getpid())]
     commands = ChildProcesses(
@@ -71,14 +69,12 @@ def dev(
     stack = Stack(config)
     if stack.names:
         stack.start(ConsoleProgress(err))
-    stop = threading.Event()
-    stop_on_signals(stop)
     with watched(config.folder) as changes:
-        run_reloading(commands, changes, stop, check=files_of_app, tell=_tell)
+        run_reloading(commands, changes, stop_on_signals(), check=files_of_app, tell=_tell)
     err.print("stopped; `everstate down` stops the servers", highlight=False)
 
 
-def checked_files(config: Config, app: str | None) -> list[Path]:
+def checked_files(session: AppSession) -> list[Path]:
     """Files on which the running app depends: those that it imports, and everstate.toml.
 
     Raises or prints the errors in them: of the import, the models, the views, changed models.
@@ -86,7 +82,7 @@ def checked_files(config: Config, app: str | None) -> list[Path]:
     from everstate.cli.plan import planned, tell_refused
     from everstate.views.models import check_models
 
-    project = load_app(app, config)
+    config, project = session.config, session.app()
     tell_refused(project)
     if project.refused_views:
         raise typer.Exit(InvalidView.exit_code)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from everstate.app import App
 from everstate.attention.checks import server_checks
-from everstate.cli.console import SIGNS, JsonOption, config_of, err, load_app, out, print_json
+from everstate.cli.console import SIGNS, Session, load_app
+from everstate.cli.results import Aside, Result, Told, fails
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.findings import Finding
@@ -18,38 +20,41 @@ from everstate.local import machine_checks, resolve, stack_checks
 
 
 def doctor(
-    context: typer.Context,
+    session: Session,
     probe: Annotated[
         bool,
         typer.Option(
             "--probe", help="Also write a record to a new topic, and delete the topic again."
         ),
     ] = False,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Check machine, settings and servers, and show how to correct problems.
 
     Checked are Python, Java, disk, ports and cache; versions, rights, settings and clocks of Kafka
     and PostgreSQL; and the settings of topics. Exit code 1 at a failure.
     """
     try:
-        config = config_of(context)
+        config = session.config
     except EverstateError as error:
         checks = [Finding("settings", "fail", error.message, advice=error.advice)]
     else:
         settings, app = _settings(config)
         checks = [*machine_checks(config), settings, *stack_checks(config)]
         checks += server_checks(_connected(config), app, probe=probe)
-    if json:
-        print_json(checks)
-    else:
-        for check in checks:
-            out.print(Text.assemble(SIGNS[check.outcome], f" {check.name:<13}{check.found}"))
-            if check.advice:
-                out.print(f"  {'':<13}{check.advice}", style="cyan", highlight=False)
-    if any(check.outcome == "fail" for check in checks):
-        err.print("some checks failed: see the lines with ✗")
-        raise typer.Exit(1)
+    return Result(checks, *(line for check in checks for line in _told(check)), **failing(checks))
+
+
+def _told(check: Finding) -> Iterator[Told]:
+    yield Text.assemble(SIGNS[check.outcome], f" {check.name:<13}{check.found}")
+    if check.advice:
+        yield Text(f"  {'':<13}{check.advice}", "cyan")
+
+
+def failing(findings: Iterable[Finding]) -> dict[str, Any]:
+    """How a doctor's result ends: with exit code 1 where a check failed."""
+    if not any(each.outcome == "fail" for each in findings):
+        return {}
+    return {"notes": [Aside("some checks failed: see the lines with ✗")], "then": fails(1)}
 
 
 def _connected(config: Config) -> Config:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import typer
-
-from everstate.cli.console import JsonOption, config_of, out, print_json
+from everstate.cli.console import Session
+from everstate.cli.results import Result
 from everstate.local import Stack
 
 
-def down(context: typer.Context, json: JsonOption = False) -> None:
+def down(session: Session) -> Result:
     """Stop the servers of this project; their data is kept."""
-    stopped = Stack(config_of(context)).stop_all()
-    if json:
-        print_json({"stopped": stopped})
-    elif stopped:
-        out.print(f"stopped {' and '.join(stopped)}")
-    else:
-        out.print("no server was running")
+    stopped = Stack(session.config).stop_all()
+    said = f"stopped {' and '.join(stopped)}" if stopped else "no server was running"
+    return Result({"stopped": stopped}, said)

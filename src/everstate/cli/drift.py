@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstate.cli.console import (
-    AppOption,
-    JsonOption,
-    out,
-    print_json,
-    project_of,
-    table,
-    working,
-)
+from everstate.cli.console import AppSession, working
+from everstate.cli.results import Result, ResultTable, Told, Verbs
 from everstate.errors import InvalidQuery, VerificationFailed
 
 if TYPE_CHECKING:
     from everstate.pipeline.drift.check import DriftReport
 
-drift = typer.Typer(
+drift = Verbs(
     no_args_is_help=True,
     help="Compare the sources of truth with their logs, and repair differences.",
 )
@@ -40,46 +34,42 @@ EntityNameArgument = Annotated[str, typer.Argument(help="Name of the entity type
 
 
 @drift.command("check")
-def check(
-    context: typer.Context,
-    entity: EntityNameArgument,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+def check(session: AppSession, entity: EntityNameArgument) -> Result:
     """Compare an entity type's source of truth with its log; exit code 8 when they differ."""
-    report = _run(context, entity, app, json, repair=False)
-    if not report.holds:
-        raise VerificationFailed(
-            f"{report.drifted:,} of {report.stored:,} entities of {entity} have drifted.",
-            advice=f"`everstate drift repair {entity}` repairs them.",
-        )
+    report = _run(session, entity, repair=False)
+
+    def check() -> None:
+        if not report.holds:
+            raise VerificationFailed(
+                f"{report.drifted:,} of {report.stored:,} entities of {entity} have drifted.",
+                advice=f"`everstate drift repair {entity}` repairs them.",
+            )
+
+    return Result(report, *_told(report), then=check)
 
 
 @drift.command("repair")
-def repair(
-    context: typer.Context,
-    entity: EntityNameArgument,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+def repair(session: AppSession, entity: EntityNameArgument) -> Result:
     """Compare, and publish entities that differ again; if many differ, all of the type."""
-    report = _run(context, entity, app, json, repair=True)
-    if not report.holds:
-        raise VerificationFailed(
-            f"{report.drifted - report.repaired:,} entities of {entity} could not be repaired.",
-            advice=_WHY_NOT if not report.refused else _REFUSED.format(report.refused),
-        )
+    report = _run(session, entity, repair=True)
+
+    def check() -> None:
+        if not report.holds:
+            raise VerificationFailed(
+                f"{report.drifted - report.repaired:,} entities of {entity} could not be repaired.",
+                advice=_WHY_NOT if not report.refused else _REFUSED.format(report.refused),
+            )
+
+    return Result(report, *_told(report), then=check)
 
 
-def _run(
-    context: typer.Context, entity: str, app: str | None, json: bool, *, repair: bool
-) -> DriftReport:
+def _run(session: AppSession, entity: str, *, repair: bool) -> DriftReport:
     # Imported here: Spark takes a second that no other verb should pay.
     from everstate.pipeline.drift.check import check_drift
     from everstate.pipeline.spark.session import own_spark
     from everstate.sources.ways import truths_of
 
-    config, project = project_of(context, app)
+    config, project = session.connected()
     entity_type = project.entity_type(entity)
     truths = truths_of(config, project)
     if entity not in truths:
@@ -94,45 +84,28 @@ def _run(
         own_spark(config, app_name="everstate drift") as spark,
     ):
         tell(f"comparing {entity}")
-        report = check_drift(spark, config, entity_type, truths[entity], repair=repair)
-    if json:
-        print_json(report)
-    else:
-        print_report(report)
-    return report
+        return check_drift(spark, config, entity_type, truths[entity], repair=repair)
 
 
-def print_report(report: DriftReport) -> None:
-    """Print the differences found, their keys and reasons, and what was done."""
-    table(
-        ("entities", "in the log", "missing", "stale", "different", "extra", "pending", "seconds"),
-        [
-            (
-                report.stored,
-                report.logged,
-                report.missing,
-                report.stale,
-                report.different,
-                report.extra,
-                report.pending,
-                report.seconds,
-            )
-        ],
-        title=report.entity,
+def _told(report: DriftReport) -> Iterator[Told]:
+    """The differences found, their keys and reasons, and what was done."""
+    counts = (
+        *(report.stored, report.logged, report.missing, report.stale, report.different),
+        *(report.extra, report.pending, report.seconds),
     )
+    columns = ("missing", "stale", "different", "extra", "pending", "seconds")
+    yield ResultTable(("entities", "in the log", *columns), [counts], title=report.entity)
     if report.keys:
-        table(
-            ("key", "what", "reason", "source", "log"),
-            [
-                (each.key, each.what, each.why, each.stored_version, each.logged_version)
-                for each in report.keys
-            ],
-            title=f"the first {len(report.keys):,} of {report.drifted:,}",
+        keys = (
+            (each.key, each.what, each.why, each.stored_version, each.logged_version)
+            for each in report.keys
         )
+        title = f"the first {len(report.keys):,} of {report.drifted:,}"
+        yield ResultTable(("key", "what", "reason", "source", "log"), keys, title=title)
     if not report.drifted:
-        out.print("no drift")
+        yield "no drift"
     elif report.action == "none":
-        out.print(f"{report.drifted:,} entities have drifted ({report.share:.2%})")
+        yield f"{report.drifted:,} entities have drifted ({report.share:.2%})"
     else:
         again = f"; {report.sent_again:,} equal ones sent again" if report.sent_again else ""
-        out.print(f"{report.action}: {report.repaired:,} of {report.drifted:,} repaired{again}")
+        yield f"{report.action}: {report.repaired:,} of {report.drifted:,} repaired{again}"

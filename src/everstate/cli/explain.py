@@ -6,37 +6,31 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import READING, AppOption, JsonOption, print_json, project_of, table
-from everstate.cli.standing import print_cold_read
+from everstate.cli.console import READING, AppSession
+from everstate.cli.results import Result, ResultTable
+from everstate.cli.standing import cold_read
 from everstate.serving import Reader
 from everstate.serving.words import explanation_lines, version_record
 
 
 def explain(
-    context: typer.Context,
+    session: AppSession,
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     key: Annotated[str, typer.Argument(help="Key of the entity.")],
     version: Annotated[
         int | None,
         typer.Option("--version", "-n", help="Number of the version. Default: the newest."),
     ] = None,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Explain a version: its change, log position, source transaction, file in the lake, views."""
-    config, project = project_of(context, app, needs=READING)
+    config, project = session.connected(needs=READING)
     with Reader(config, project) as reader:
         found = reader.explain(entity, key, version)
-        print_cold_read(found.version.cold)
-    if json:
-        print_json(
-            {
-                "version": version_record(found.version),
-                "topic": found.topic,
-                "archived": found.archived,
-                "applied_by": found.applied_by,
-            }
-        )
-        return
+    value = {
+        "version": version_record(found.version),
+        "topic": found.topic,
+        "archived": found.archived,
+        "applied_by": found.applied_by,
+    }
     first, *rest = explanation_lines(found)
-    table(first, rest)
+    return Result(value, ResultTable(first, rest), notes=cold_read(found.version.cold))

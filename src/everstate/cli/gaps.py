@@ -8,72 +8,53 @@ from typing import Annotated
 import typer
 
 from everstate.changes import Provenance
-from everstate.cli.console import (
-    READING,
-    AppOption,
-    JsonOption,
-    config_of,
-    load_app,
-    out,
-    print_json,
-    print_result,
-    project_of,
-    user_name,
-)
+from everstate.cli.console import READING, AppSession, user_name
+from everstate.cli.results import Result, ResultTable, Verbs
 from everstate.errors import InvalidQuery, NoGap
 from everstate.local import resolve
 from everstate.telemetry import safe_text
 from everstate.views.gaps import Gap
 
-gaps = typer.Typer(
-    no_args_is_help=True, help="List keys with missing versions, and accept such gaps."
-)
+gaps = Verbs(no_args_is_help=True, help="List keys with missing versions, and accept such gaps.")
 
 _SHOWN_MAX = 5
 
 
 @gaps.command("list")
 def list_(
-    context: typer.Context,
+    session: AppSession,
     entity: Annotated[str | None, typer.Argument(help="Entity type. Default: all.")] = None,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """List keys with held changes, the missing version, and since when they wait."""
     from everstate.pipeline.gaps import list_gaps
 
-    config = config_of(context)
+    config = session.config
     if entity is not None:
-        load_app(app, config).entity_type(entity)
+        session.app().entity_type(entity)
     config = resolve(config, needs=READING)
     found = list_gaps(config, entity)
-    rows = [
+    rows = (
         (
-            each.entity,
-            each.key,
-            each.expected_version,
-            _versions(each.held_versions),
+            *(each.entity, each.key, each.expected_version, _versions(each.held_versions)),
             f"{each.since:%Y-%m-%d %H:%M:%SZ}",
             ", ".join(each.views),
         )
         for each in found
-    ]
+    )
     columns = ("entity", "key", "missing version", "held versions", "since", "views")
-    print_result(json, found, columns, rows, none="no changes are held")
+    return Result(found, ResultTable(columns, rows, none="no changes are held"))
 
 
 @gaps.command("accept")
 def accept(
-    context: typer.Context,
+    session: AppSession,
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     key: Annotated[str, typer.Argument(help="Key of the entity.")],
     reason: Annotated[
         str | None, typer.Option("--reason", help="Reason; stored in the changes' provenance.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Accept the gap of a key: changes are published in place of the missing versions.
 
     They have the states on both sides of the gap, and your name, in log, archive and history. It
@@ -82,7 +63,7 @@ def accept(
     """
     from everstate.pipeline.gaps import accept_gap, list_gaps
 
-    config, project = project_of(context, app)
+    config, project = session.connected()
     entity_type = project.entity_type(entity)
     if not yes:
         found = list_gaps(config, entity, key)
@@ -98,13 +79,10 @@ def accept(
         api_version="cli", service_name="everstate", identifier=user_name(), reason=reason
     )
     accepted = accept_gap(config, entity_type, key, provenance=by)
-    if json:
-        print_json(accepted)
-        return
-    out.print(
+    return Result(
+        accepted,
         f"published {entity} {key} version {_versions(accepted.published)} for the missing; "
         f"version {_versions(accepted.gap.held_versions)} is released after it",
-        highlight=False,
     )
 
 

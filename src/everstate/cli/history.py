@@ -6,21 +6,9 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import (
-    READING,
-    AppOption,
-    JsonOption,
-    WaitOption,
-    print_result,
-    project_of,
-)
-from everstate.cli.standing import (
-    ahead_of_views,
-    not_yet,
-    print_cold_read,
-    print_freshness,
-    print_newer_version,
-)
+from everstate.cli.console import READING, AppSession, WaitOption
+from everstate.cli.results import Result, ResultTable
+from everstate.cli.standing import ahead_of_views, cold_read, freshness, newer_version, not_yet
 from everstate.errors import NotFound
 from everstate.serving import Reader
 from everstate.serving.words import (
@@ -33,7 +21,7 @@ from everstate.serving.words import (
 
 
 def history(
-    context: typer.Context,
+    session: AppSession,
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     key: Annotated[str, typer.Argument(help="Key of the entity.")],
     diff: Annotated[
@@ -43,22 +31,22 @@ def history(
         int | None, typer.Option("--limit", min=1, help="Largest number of versions, newest first.")
     ] = None,
     wait_for: WaitOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Show every version of an entity: when, what, by whom, and what it changed."""
-    config, project = project_of(context, app, needs=READING, views=False)
+    config, project = session.connected(needs=READING, views=False)
     with Reader(config, project) as reader:
         try:
             versions = reader.history(entity, key, limit=limit, wait_for=wait_for)
         except NotFound as error:
             stored = ahead_of_views(config, project, reader, entity, key)
             raise error if stored is None else not_yet(entity, key, stored) from error
-        if stored := ahead_of_views(config, project, reader, entity, key):
-            print_newer_version(entity, key, stored)
-        print_cold_read(versions[-1].cold)
-        print_freshness(reader, f"{entity}_history")
-    rows = [
+        stored = ahead_of_views(config, project, reader, entity, key)
+        notes = [
+            *newer_version(entity, key, stored),
+            *cold_read(versions[-1].cold),
+            *freshness(reader, f"{entity}_history"),
+        ]
+    rows = (
         (
             version.version,
             moment_text(version.occurred_at),
@@ -67,6 +55,6 @@ def history(
             differences_text(version.differences) if diff else len(version.differences),
         )
         for version in versions
-    ]
+    )
     columns = ("version", "happened", "what", "by", "changed" if diff else "fields changed")
-    print_result(json, list(map(version_record, versions)), columns, rows)
+    return Result(list(map(version_record, versions)), ResultTable(columns, rows), notes=notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,17 +18,8 @@ from rich.progress import (
 )
 
 from everstate.changes import EntityType, Provenance
-from everstate.cli.console import (
-    READING,
-    AppOption,
-    JsonOption,
-    config_of,
-    err,
-    load_app,
-    out,
-    print_json,
-    table,
-)
+from everstate.cli.console import READING, AppSession, err
+from everstate.cli.results import Aside, Result, ResultTable, Told, fails
 from everstate.config import Config
 from everstate.local import resolve
 from everstate.sources.stores.postgres import (
@@ -52,7 +44,7 @@ MissingOption = Annotated[
 
 
 def import_(
-    context: typer.Context,
+    session: AppSession,
     entity: Annotated[str, typer.Argument(help="Name of the entity type.")],
     file: Annotated[Path, typer.Argument(help="A .jsonl, .csv or .parquet file.")],
     service: Annotated[
@@ -80,21 +72,18 @@ def import_(
         bool,
         typer.Option("--check", help="List all invalid rows; write nothing, and use no server."),
     ] = False,
-    app: AppOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Result:
     """Put every row of FILE into the store; a row that changes nothing is not written.
 
     An invalid row stops the import and is reported; a transaction has up to 5,000 rows. A column
     that the entity type does not have is refused, unless it is ignored.
     """
-    config = config_of(context)
-    entity_type = load_app(app, config).check_source(entity, "store")
+    config = session.config
+    entity_type = session.app().check_source(entity, "store")
     for guess in guesses(file, entity_type) if file.is_file() else ():
         err.print(guess, highlight=False)
     if check:
-        _check(config, entity_type, file, first_row or 1, ignored or (), missing, as_json)
-        return
+        return _check(config, entity_type, file, first_row or 1, ignored or (), missing)
     provenance = Provenance(
         api_version=api_version, service_name=service, identifier=identifier or file.name
     )
@@ -118,18 +107,10 @@ def import_(
             on_progress=show,
             on_resume=partial(_say_resumed, file),
         )
-    _say_imported(file, imported, as_json)
-
-
-def _say_imported(file: Path, imported: Imported, as_json: bool) -> None:
-    if as_json:
-        rows, changes, unchanged = imported.rows, imported.changes, imported.unchanged
-        print_json({"rows": rows, "changes": changes, "unchanged": unchanged})
-        return
-    out.print(
-        f"{imported.rows:,} rows of {file.name}: {imported.changes:,} changes, "
-        f"{imported.unchanged:,} unchanged",
-        highlight=False,
+    rows, changes, unchanged = imported.rows, imported.changes, imported.unchanged
+    return Result(
+        {"rows": rows, "changes": changes, "unchanged": unchanged},
+        f"{rows:,} rows of {file.name}: {changes:,} changes, {unchanged:,} unchanged",
     )
 
 
@@ -148,8 +129,7 @@ def _check(
     first_row: int,
     ignored: list[str] | tuple[str, ...],
     missing: Missing,
-    as_json: bool,
-) -> None:
+) -> Result:
     with _bar() as bar:
         task = bar.add_task(f"check {entity_type.name}", total=1.0, rows=0, rate=0.0)
 
@@ -165,29 +145,28 @@ def _check(
             ignored=ignored,
             on_progress=show,
         )
-    if as_json:
-        bad = [{"row": row, "reason": reason} for row, reason in found.bad]
-        partial = {"partial_rows": found.partial_rows, "absent": found.absent}
-        print_json({"rows": found.rows, "bad_rows": found.bad_rows, "bad": bad, **partial})
-    else:
-        if found.bad:
-            table(("row", "reason"), found.bad)
-        if found.bad_rows > len(found.bad):
-            err.print(f"… and {found.bad_rows - len(found.bad):,} more")
-        out.print(
-            f"{found.rows:,} rows of {file.name}: {found.bad_rows:,} cannot be imported; nothing "
-            "was written",
-            highlight=False,
+    bad = [{"row": row, "reason": reason} for row, reason in found.bad]
+    part = {"partial_rows": found.partial_rows, "absent": found.absent}
+    return Result(
+        {"rows": found.rows, "bad_rows": found.bad_rows, "bad": bad, **part},
+        *_told(file, found, missing),
+        then=fails(_REFUSED if found.bad_rows else 0),
+    )
+
+
+def _told(file: Path, found: Checked, missing: Missing) -> Iterator[Told]:
+    if found.bad:
+        yield ResultTable(("row", "reason"), found.bad)
+    if found.bad_rows > len(found.bad):
+        yield Aside(f"… and {found.bad_rows - len(found.bad):,} more")
+    refused = f"{found.bad_rows:,} cannot be imported; nothing was written"
+    yield f"{found.rows:,} rows of {file.name}: {refused}"
+    if found.partial_rows and missing == "refuse":
+        yield Aside(
+            f"{found.partial_rows:,} rows do not have {', '.join(found.absent)}: the import "
+            "refuses those whose entity is stored with another value there than the model's "
+            "default; --missing keep or --missing reset takes them"
         )
-        if found.partial_rows and missing == "refuse":
-            err.print(
-                f"{found.partial_rows:,} rows do not have {', '.join(found.absent)}: the import "
-                "refuses those whose entity is stored with another value there than the model's "
-                "default; --missing keep or --missing reset takes them",
-                highlight=False,
-            )
-    if found.bad_rows:
-        raise typer.Exit(_REFUSED)
 
 
 def _bar() -> Progress:

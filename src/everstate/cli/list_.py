@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from everstate.changes.quoting import order_in
-from everstate.cli.console import (
-    READING,
-    AppOption,
-    JsonOption,
-    WaitOption,
-    err,
-    print_result,
-    project_of,
-)
+from everstate.cli.console import READING, AppSession, JsonOption, WaitOption
 from everstate.cli.get import AtOption, moment_of
-from everstate.cli.standing import print_freshness, print_waiting
+from everstate.cli.results import Aside, Result, ResultTable
+from everstate.cli.standing import freshness, waiting
 from everstate.errors import InvalidQuery
 from everstate.serving import Reader
 from everstate.serving.words import value_text
@@ -31,7 +24,7 @@ _FIELDS_SHOWN = 7
 
 
 def list_(
-    context: typer.Context,
+    session: AppSession,
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     at: AtOption = None,
     where: Annotated[
@@ -55,13 +48,12 @@ def list_(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of entities.")] = 50,
     wait_for: WaitOption = None,
-    app: AppOption = None,
     json: JsonOption = False,
-) -> None:
+) -> Result:
     """List entities that exist now, or existed at a time, and meet all conditions."""
     if json and fields is not None:
         raise InvalidQuery("--fields is for the table; --json has every field.")
-    config, project = project_of(context, app, needs=READING, views=False)
+    config, project = session.connected(needs=READING, views=False)
     names = names_of(project, entity, fields)
     with Reader(config, project) as reader:
         found = reader.list(
@@ -72,16 +64,18 @@ def list_(
             limit=limit + 1,
             wait_for=wait_for,
         )
-        shown = found[:limit]
-        rows = (
-            (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
-            for one in shown
-        )
-        print_result(json, shown, header(names), rows)
-        if len(found) > limit:
-            err.print(f"there are more than {limit}; see them with --limit", highlight=False)
-        print_waiting(config, project, entity)
-        print_freshness(reader, f"{entity}_{'latest' if at is None else 'history'}")
+        more = f"there are more than {limit}; see them with --limit"
+        notes = [
+            *([Aside(more)] if len(found) > limit else []),
+            *waiting(config, project, entity),
+            *freshness(reader, f"{entity}_{'latest' if at is None else 'history'}"),
+        ]
+    shown = found[:limit]
+    rows = (
+        (one.key, one.version, *(value_text(one.state.get(name)) for name in names))
+        for one in shown
+    )
+    return Result(shown, ResultTable(header(names), rows), notes=notes)
 
 
 def header(names: Sequence[str]) -> list[str]:

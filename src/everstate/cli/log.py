@@ -9,29 +9,28 @@ import typer
 
 from everstate.app import App
 from everstate.archive.commits import ArchiveLog
-from everstate.cli.claim import claimed
-from everstate.cli.console import AppOption, JsonOption, out, print_json, project_of, table
+from everstate.cli.console import AppSession
+from everstate.cli.results import Result, ResultTable, Verbs
 from everstate.config import Config
 from everstate.errors import LogError
 from everstate.log.bound import Bound, changelogs
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
+from everstate.runtime.claim import claimed
 from everstate.sources.ways import truths_of, ways_in
 from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.database import connect_views
 
-log = typer.Typer(no_args_is_help=True, help="Begin a new log.")
+log = Verbs(no_args_is_help=True, help="Begin a new log.")
 
 
 @log.command("begin")
 def begin(
-    context: typer.Context,
+    session: AppSession,
     again: Annotated[
         bool, typer.Option("--again", help="Accept records in the new topics.")
     ] = False,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Let the stores publish to the log that everstate.toml names now, and to no other.
 
     For a log that lost its end, was made again, or got partitions. The old log stays, as do its
@@ -50,20 +49,19 @@ def begin(
     4. Start `everstate run`. For each entity type of a store, `everstate drift repair ENTITY`
     publishes what the store has. Add captures again: `everstate cdc add`.
     """
-    config, project = project_of(context, app)
+    config, project = session.connected()
     moved = begin_log(config, project, again=again)
     repairs = [each for each in truths_of(config, project) if each in moved]
-    if json:
-        print_json({"moved": moved, "repair": repairs})
-        return
+    value = {"moved": moved, "repair": repairs}
     if not moved:
-        out.print("The stores publish to this log already; nothing was changed.")
-        return
-    table(("entity", "from", "to"), [(name, *topics) for name, topics in moved.items()])
+        return Result(value, "The stores publish to this log already; nothing was changed.")
     then = ", then publish what the stores have:" if repairs else "."
-    out.print(f"Next: start `everstate run`{then}")
-    for name in repairs:
-        out.print(f"  everstate drift repair {name}")
+    return Result(
+        value,
+        ResultTable(("entity", "from", "to"), [(name, *topics) for name, topics in moved.items()]),
+        f"Next: start `everstate run`{then}",
+        *(f"  everstate drift repair {name}" for name in repairs),
+    )
 
 
 def begin_log(config: Config, project: App, *, again: bool = False) -> dict[str, tuple[str, str]]:
@@ -103,7 +101,7 @@ def _check_empty(config: Config, bound: Bound) -> None:
 
 def _check_views(config: Config, bound: Bound) -> None:
     schema = config.views.schema_name
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+    with connect_views(config.views_dsn) as connection:
         control = Control(connection, schema)
         control.install()
         for entity, each in bound.items():

@@ -9,21 +9,14 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import (
-    READING,
-    AppOption,
-    JsonOption,
-    config_of,
-    load_app,
-    out,
-    print_json,
-    table,
-)
+from everstate.cli.console import READING, AppSession, Session, out
+from everstate.cli.results import Result, ResultTable, Told, Verbs
 from everstate.config import Config, check_dsn
 from everstate.errors import InvalidConfig
 from everstate.local import resolve
 from everstate.sources.outbox import (
     Installation,
+    OutboxStatus,
     install_outbox,
     read_emitters,
     read_registered,
@@ -32,9 +25,7 @@ from everstate.sources.outbox import (
 from everstate.sources.outbox.way_in import OutboxRelay
 from everstate.sources.stores.postgres.database import OutboxConnection, connect, translated
 
-outbox = typer.Typer(
-    no_args_is_help=True, help="Install and inspect the outbox in a service's database."
-)
+outbox = Verbs(no_args_is_help=True, help="Install and inspect the outbox in a service's database.")
 
 _LISTED_MAX = 100
 
@@ -45,7 +36,7 @@ DsnArgument = Annotated[
 
 @outbox.command("install")
 def install(
-    context: typer.Context,
+    session: AppSession,
     dsn: DsnArgument = None,
     role: Annotated[
         list[str] | None,
@@ -61,15 +52,14 @@ def install(
     show: Annotated[
         bool, typer.Option("--print", help="Print the SQL, and change nothing.")
     ] = False,
-    app: AppOption = None,
 ) -> None:
     """Create the outbox and its roles in a database, as far as they are missing.
 
     Afterwards the roles named with --role, now or before, may emit all entity types of the app
     whose source of truth is the store, or the log (those are facts).
     """
-    config = config_of(context)
-    project_app = load_app(app, config)
+    config = session.config
+    project_app = session.app()
     relay = OutboxRelay(config, project_app)
     wanted = Installation(
         entity_types=relay.entity_types,
@@ -100,45 +90,33 @@ def _services(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 @outbox.command("status")
-def status(context: typer.Context, dsn: DsnArgument = None, json: JsonOption = False) -> None:
+def status(session: Session, dsn: DsnArgument = None) -> Result:
     """Show registered entity types, and the changes that are not published yet."""
-    with _database(config_of(context), dsn) as database:
+    with _database(session.config, dsn) as database:
         registered = read_registered(database)
         emitters = read_emitters(database)
         moved = read_status(database)
-    if json:
-        print_json({"registered": registered, "emitters": emitters, "outbox": moved})
-        return
-    table(
-        ("entity", "schema version", "kind"),
-        [(r.entity, r.schema_version, "facts" if r.is_event else "changes") for r in registered],
+    rows = [(r.entity, r.schema_version, "facts" if r.is_event else "changes") for r in registered]
+    may = [(role, ", ".join(services)) for role, services in emitters.items()]
+    return Result(
+        {"registered": registered, "emitters": emitters, "outbox": moved},
+        ResultTable(("entity", "schema version", "kind"), rows),
+        *([ResultTable(("role", "may emit as service"), may)] if may else []),
+        *_told(moved),
     )
-    if emitters:
-        rows = [(role, ", ".join(services)) for role, services in emitters.items()]
-        table(("role", "may emit as service"), rows)
-    table(
-        (
-            "newest batch",
-            "oldest unpublished s",
-            "blocked",
-            "waiting changes",
-        ),
-        [
-            (
-                moved.batch,
-                moved.oldest_unpublished_s,
-                moved.blocked_count,
-                moved.parked_count,
-            )
-        ],
+
+
+def _told(moved: OutboxStatus) -> Iterator[Told]:
+    counts = (moved.batch, moved.oldest_unpublished_s, moved.blocked_count, moved.parked_count)
+    yield ResultTable(
+        ("newest batch", "oldest unpublished s", "blocked", "waiting changes"), [counts]
     )
     if moved.blocked:
-        table(
-            ("blocked because of", "key", "version", "since", "reason"),
-            [(e.entity, e.key, e.version, e.since, e.reason) for e in moved.blocked[:_LISTED_MAX]],
-        )
-        if moved.blocked_count > _LISTED_MAX:
-            out.print(f"… and {moved.blocked_count - _LISTED_MAX} more", highlight=False)
+        rows = [(e.entity, e.key, e.version, e.since, e.reason) for e in moved.blocked]
+        columns = ("blocked because of", "key", "version", "since", "reason")
+        yield ResultTable(columns, rows[:_LISTED_MAX])
+    if moved.blocked_count > _LISTED_MAX:
+        yield f"… and {moved.blocked_count - _LISTED_MAX} more"
 
 
 @contextmanager

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final
 
-import typer
 from rich.text import Text
 
 from everstate.app import App
 from everstate.changes.evolution import FieldChange
-from everstate.cli.console import READING, AppOption, JsonOption, err, print_json, project_of, table
+from everstate.cli.console import READING, AppSession
+from everstate.cli.results import Aside, Result, ResultTable, Told, tell
 from everstate.config import Config
 from everstate.views.control import LIVE, RETIRED, Control, ViewVersion
-from everstate.views.database import connect_views, views_errors
+from everstate.views.database import connect_views
 from everstate.views.models import check_models, model_changes
 from everstate.views.tables import latest_of
 from everstate.views.versions import (
@@ -86,61 +87,42 @@ class Planned:
     """No view is kept yet: the app is new."""
 
 
-def plan(context: typer.Context, app: AppOption = None, json: JsonOption = False) -> None:
+def plan(session: AppSession) -> Result:
     """Show how starting this app would change its views, and which changes that reads.
 
     Exit code 2 when a model changed in a way that a running project cannot take.
     """
-    config, project = project_of(context, app, needs=READING)
+    config, project = session.connected(needs=READING)
     changes, found = planned(config, project)
     tell_refused(project)
-    if json:
-        print_json(asdict(found))
-    elif not found.models and not found.views:
-        err.print("nothing to do: the kept views are those that the app declares", highlight=False)
-    else:
-        print_plan(found)
-    check_models(changes)
+    nothing = Aside("nothing to do: the kept views are those that the app declares")
+    told = plan_told(found) or [nothing]
+    return Result(asdict(found), *told, then=partial(check_models, changes))
 
 
-def print_plan(found: Planned) -> None:
-    """Print the planned changes as tables."""
-    if found.models:
-        table(
-            ("model", "field", "what", "before", "now", "views", "what happens"),
-            [
-                (
-                    each.entity,
-                    each.field,
-                    each.what,
-                    each.before,
-                    each.after,
-                    ", ".join(each.views) or None,
-                    each.meaning,
-                )
-                for each in found.models
-            ],
+def plan_told(found: Planned) -> list[Told]:
+    """The planned changes as tables; empty: there are none."""
+    models = [
+        (
+            *(each.entity, each.field, each.what, each.before, each.after),
+            ", ".join(each.views) or None,
+            each.meaning,
         )
-    if found.views:
-        table(
-            (
-                *("view", "what", "why", "version", "reads changes", "MiB", "seconds, about"),
-                "readers see",
-            ),
-            [
-                (
-                    step.view,
-                    step.what,
-                    step.why,
-                    step.version,
-                    step.reads_changes,
-                    round(step.reads_bytes / 2**20, 1),
-                    round(step.seconds, 1),
-                    step.readers_see,
-                )
-                for step in found.views
-            ],
+        for each in found.models
+    ]
+    views = [
+        (
+            *(step.view, step.what, step.why, step.version, step.reads_changes),
+            round(step.reads_bytes / 2**20, 1),
+            round(step.seconds, 1),
+            step.readers_see,
         )
+        for step in found.views
+    ]
+    of_models = ("model", "field", "what", "before", "now", "views", "what happens")
+    of_views = ("view", "what", "why", "version", "reads changes", "MiB", "seconds, about")
+    tables = ResultTable(of_models, models), ResultTable((*of_views, "readers see"), views)
+    return [each for each in tables if each.rows]
 
 
 def tell_refused(project: App) -> None:
@@ -148,7 +130,7 @@ def tell_refused(project: App) -> None:
     for refusal in project.refused_views.values():
         where = f"{refusal.declared_at}: " if refusal.declared_at else ""
         said = f"{where}{refusal.message} {refusal.advice or ''}"
-        err.print(Text.assemble(("not kept: ", "bold yellow"), said))
+        tell(Aside(Text.assemble(("not kept: ", "bold yellow"), said)))
 
 
 def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
@@ -157,7 +139,6 @@ def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
     Cost: some small statements; for views to build, also the lake's statistics.
     """
     with (
-        views_errors(config.views_dsn),
         connect_views(config.views_dsn) as connection,
         # Tables that are missing are there for this look only.
         connection.transaction(force_rollback=True),

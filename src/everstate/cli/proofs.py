@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from everstate.app import App
 from everstate.cli.asking import ask_pipeline, control_of
-from everstate.cli.console import Telling, err, table, working
+from everstate.cli.console import Telling, working
+from everstate.cli.results import Aside, ResultTable, Told
 from everstate.config import Config
 from everstate.errors import VerificationFailed
 from everstate.pipeline.reports import ViewReport, failing
@@ -66,34 +67,27 @@ def _said(report: ViewReport) -> str:
     return f"verified {report.name}: {report.outcome}, in {report.seconds:.1f} s"
 
 
-def print_reports(reports: Sequence[ViewReport]) -> None:
-    """Print proofs as a table, and the rows that differ below it."""
-    table(
-        ("view", "rows", "batch rows", "hash", "seconds", "proof", "as read"),
-        [
-            (
-                report.name,
-                report.kept_rows,
-                report.expected_rows,
-                report.kept_hash,
-                report.seconds,
-                _proof(report),
-                # The reason why the columns that readers see were not compared is in --json.
-                report.as_read.partition(":")[0],
-            )
-            for report in reports
-        ],
+def reports_told(reports: Sequence[ViewReport]) -> Iterator[Told]:
+    """Proofs as a table, and the rows that differ below it."""
+    rows = (
+        (
+            *(report.name, report.kept_rows, report.expected_rows, report.kept_hash),
+            report.seconds,
+            _proof(report),
+            # The reason why the columns that readers see were not compared is in --json.
+            report.as_read.partition(":")[0],
+        )
+        for report in reports
     )
+    yield ResultTable(("view", "rows", "batch rows", "hash", "seconds", "proof", "as read"), rows)
     for what in ("not_read", "not_compared", "misfits"):
         for line in dict.fromkeys(line for report in reports for line in getattr(report, what)):
-            err.print(f"{what.replace('_', ' ')}: {line}", highlight=False, markup=False)
+            yield Aside(f"{what.replace('_', ' ')}: {line}")
     for report in reports:
         if report.differences:
-            table(
-                ("what", "key", "kept", "batch"),
-                [(d.what, d.key, d.kept, d.expected) for d in report.differences],
-                title=f"{report.name}: rows that differ",
-            )
+            differing = [(d.what, d.key, d.kept, d.expected) for d in report.differences]
+            title = f"{report.name}: rows that differ"
+            yield ResultTable(("what", "key", "kept", "batch"), differing, title=title)
 
 
 def check_reports(reports: Sequence[ViewReport], *, are_named: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 from urllib.parse import quote, urlencode
 
 import psycopg
@@ -15,11 +15,12 @@ from psycopg.types.json import set_json_loads
 from psycopg.types.string import TextLoader
 
 from everstate.changes.json_numbers import decode
-from everstate.cli.console import READING, JsonOption, config_of, out, print_records
+from everstate.cli.console import READING, JsonOption, Session
+from everstate.cli.results import Result, records
 from everstate.config import Config
 from everstate.errors import InvalidQuery, LocalStackError
 from everstate.local import resolve
-from everstate.views.database import connect_views, views_errors
+from everstate.views.database import connect_views
 
 _AS_TEXT: Final = ("interval", "timetz")
 """Types whose values Python would change: a month has no number of days, and a time of day no
@@ -28,7 +29,7 @@ _PORT: Final = "5432"
 
 
 def psql(
-    context: typer.Context,
+    session: Session,
     command: Annotated[
         str | None, typer.Option("-c", "--command", help="Run one statement and print its rows.")
     ] = None,
@@ -37,19 +38,17 @@ def psql(
         typer.Option("--url", help="Print the connection string, with its password, for a client."),
     ] = False,
     json: JsonOption = False,
-) -> None:
+) -> Result:
     """Query the views in SQL: one statement with -c, or interactively if psql is installed."""
     if url and (json or command is not None):
         raise InvalidQuery("--url takes neither -c nor --json.")
     if json and command is None:
         raise InvalidQuery("--json needs a statement.", advice='Add -c "SELECT …".')
-    config = resolve(config_of(context), needs=READING)
+    config = resolve(session.config, needs=READING)
     if url:
-        out.print(url_of(config), highlight=False)
-        return
+        return Result(None, url_of(config))
     if command is None:
         _open(config)
-        return
     names, rows = ask(config, command)
     if json:
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -58,7 +57,7 @@ def psql(
                 f"two columns of the statement are called {twice[0]}, which JSON cannot have.",
                 advice="Give each column a name of its own: SELECT … AS other_name.",
             )
-    print_records(json, names, rows)
+    return records(names, rows)
 
 
 def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...]]]:
@@ -66,7 +65,6 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
     options = f"-c search_path={config.views.schema_name} -c default_transaction_read_only=on"
     dsn = config.views_dsn
     with (
-        views_errors(dsn),
         connect_views(dsn, options=options, application_name="everstate psql") as connection,
     ):
         set_json_loads(decode, connection)
@@ -81,7 +79,7 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
             names = [column.name for column in found.description or ()]
             return names, found.fetchall() if names else []
         except psycopg.OperationalError:
-            raise  # the server is away: `views_errors` says so
+            raise  # the server is away: `connect_views` says so
         except psycopg.DatabaseError as cause:
             reason = str(cause).splitlines()[0]
             raise InvalidQuery(
@@ -116,7 +114,7 @@ def _places(hosts: str, ports: str) -> str:
     )
 
 
-def _open(config: Config) -> None:
+def _open(config: Config) -> NoReturn:
     """Replace this process by psql; pass the connection in the environment, hidden from `ps`."""
     program = shutil.which("psql")
     if program is None:

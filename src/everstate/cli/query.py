@@ -10,17 +10,9 @@ import typer
 
 from everstate.app import App
 from everstate.cli.asking import ask_pipeline, control_of
-from everstate.cli.console import (
-    READING,
-    AppOption,
-    JsonOption,
-    Telling,
-    err,
-    print_records,
-    project_of,
-    working,
-)
+from everstate.cli.console import READING, AppSession, Telling, working
 from everstate.cli.get import AtOption, moment_of
+from everstate.cli.results import Aside, Result, records
 from everstate.config import Config
 from everstate.errors import UnknownView
 from everstate.pipeline.requests.moment import Moment
@@ -32,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def query(
-    context: typer.Context,
+    session: AppSession,
     name: Annotated[str, typer.Argument(help="Name of the view, or of an entity type.")],
     at: AtOption = None,
     recorded_at: Annotated[
@@ -42,14 +34,12 @@ def query(
         str | None, typer.Option("--position", help="Show it as readers saw it at this token.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of rows.")] = 50,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Show a view as it was at a time or a position, computed by its SQL over the archive.
 
     The rows are cached in a file, and computed again only if newer changes affect them.
     """
-    config, project = project_of(context, app, needs=READING)
+    config, project = session.connected(needs=READING)
     if name in project.refused_views:
         raise project.refused_views[name]
     if name not in (known := known_views(project)):
@@ -59,10 +49,10 @@ def query(
         found = _ask(config, project, name, moment, tell)
     shown = found.head(limit)
     rows = [tuple(row.values()) for row in shown.to_pylist()]
-    print_records(json, shown.column_names, rows)
     kept = "kept from before" if found.from_cache else f"computed in {found.seconds:.1f} s"
     more = f", of {found.rows:,}" if found.rows > len(rows) else ""
-    err.print(f"{len(rows):,} rows{more}, {kept}; all are in {found.file}", highlight=False)
+    said = f"{len(rows):,} rows{more}, {kept}; all are in {found.file}"
+    return records(shown.column_names, rows, notes=[Aside(said)])
 
 
 def _ask(config: Config, project: App, name: str, moment: Moment, tell: Telling) -> QueryResult:

@@ -8,15 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from everstate.cli.asking import PipelineAbsence, control_of
-from everstate.cli.console import (
-    READING,
-    AppOption,
-    JsonOption,
-    err,
-    print_json,
-    project_of,
-    working,
-)
+from everstate.cli.console import READING, AppSession, working
+from everstate.cli.results import Aside, Result
 from everstate.errors import BuildFailed, BuildGivenUp, InvalidQuery, VersionsDiffer
 from everstate.pipeline.spark.progress import Progress
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
@@ -27,7 +20,7 @@ Name = Annotated[str, typer.Argument(help="Name of the view.")]
 
 
 def rebuild(
-    context: typer.Context,
+    session: AppSession,
     name: Name,
     undo: Annotated[
         bool, typer.Option("--undo", help="Publish the previous version again.")
@@ -42,9 +35,7 @@ def rebuild(
         bool, typer.Option("--require-equal", help="Publish only if the rows equal the old ones.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")] = True,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Build a new version of a view beside the published one, then publish it.
 
     A running pipeline builds it; without one, this process does.
@@ -59,7 +50,7 @@ def rebuild(
         raise InvalidQuery("--require-equal is for a new version: not with --undo or --cancel.")
     if force and cancel:
         raise InvalidQuery("--force publishes a version: not with --cancel.")
-    config, project = project_of(context, app, needs=READING)
+    config, project = session.connected(needs=READING)
 
     def check(row: ViewVersion) -> None:
         if not row.is_topic:
@@ -68,27 +59,21 @@ def rebuild(
     with control_of(config) as control:
         if cancel:
             stopped = stop_building(control, name)
-            _report(
-                json, name, stopped[-1] if stopped else None, "cancelled" if stopped else "none"
-            )
-            return
+            return _report(name, *((stopped[-1], "cancelled") if stopped else (None, "none")))
         if undo:
             wanted = ask_undo(control, name, check=check, force=force)
         else:
             wanted = ask_rebuild(control, name, force=force, require_equal=require_equal)
         if not wait:
-            _report(json, name, wanted, "asked")
-            return
-        _report(json, name, _awaited(context, app, control, wanted), "published")
+            return _report(name, wanted, "asked")
+        return _report(name, _awaited(session, control, wanted), "published")
 
 
-def drop(
-    context: typer.Context, name: Name, app: AppOption = None, json: JsonOption = False
-) -> None:
+def drop(session: AppSession, name: Name) -> Result:
     """Drop a view that the app does not declare any more: its rows, and the name for readers."""
     from everstate.views.changing import drop as drop_view
 
-    config, _ = project_of(context, app, needs=READING)
+    config, _ = session.connected(needs=READING)
     with control_of(config) as control:
         gone = drop_view(control, name)
     if any(row.is_topic for row in gone):
@@ -96,15 +81,11 @@ def drop(
         from everstate.log.derived import forget_topic
 
         forget_topic(config, name)
-    if json:
-        print_json({"view": name, "versions": [row.version for row in gone]})
-    else:
-        err.print(f"view {name} was dropped", highlight=False)
+    value = {"view": name, "versions": [row.version for row in gone]}
+    return Result(value, Aside(f"view {name} was dropped"))
 
 
-def _awaited(
-    context: typer.Context, app: str | None, control: Control, wanted: ViewVersion
-) -> ViewVersion:
+def _awaited(session: AppSession, control: Control, wanted: ViewVersion) -> ViewVersion:
     """Wait until a version is published; if no pipeline runs, do its work here.
 
     Raises BuildFailed when the builder stored why the version cannot be built, and VersionsDiffer
@@ -140,7 +121,7 @@ def _awaited(
             from everstate.pipeline.keeping.alone import build_until
             from everstate.pipeline.spark.session import own_spark
 
-            config, project = project_of(context, app)
+            config, project = session.connected()
             tell("no pipeline runs: starting Spark")
             with own_spark(config, app_name="everstate views rebuild") as spark:
                 tell(f"building {wanted.name}")
@@ -172,15 +153,12 @@ def how_far(control: Control, row: ViewVersion) -> str:
     return f"{head}built; is catching up, {mine:,} of {core:,} offsets"
 
 
-def _report(json: bool, name: str, row: ViewVersion | None, what: str) -> None:
+def _report(name: str, row: ViewVersion | None, what: str) -> Result:
     version = None if row is None else row.version
-    if json:
-        print_json({"view": name, "version": version, "what": what})
-        return
     sentences = {
         "none": f"no version of {name} was being built",
         "cancelled": f"the build of version {version} of {name} was cancelled",
         "asked": f"version {version} of {name} is requested; `everstate views list` shows it",
         "published": f"readers of {name} see version {version}; `--undo` reverts it",
     }
-    err.print(sentences[what], highlight=False)
+    return Result({"view": name, "version": version, "what": what}, Aside(sentences[what]))

@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everstate.cli.console import (
-    JsonOption,
-    Telling,
-    config_of,
-    err,
-    print_json,
-    print_result,
-    table,
-    working,
-)
+from everstate.cli.console import Session, Telling, working
 from everstate.cli.get import moment_of
+from everstate.cli.results import Aside, Result, ResultTable
 from everstate.config import Config
 from everstate.errors import InvalidQuery
 from everstate.local import resolve
@@ -52,7 +44,7 @@ _Append = Annotated[bool, typer.Option("--append", help="Accept a topic that has
 
 
 def replay(
-    context: typer.Context,
+    session: Session,
     entity: Annotated[str, typer.Argument(help="Entity type.")],
     to: _To = None,
     file: _File = None,
@@ -67,8 +59,7 @@ def replay(
     generation: Annotated[
         int, typer.Option("--generation", min=1, help="Generation of the changelog.")
     ] = 1,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Write archived changes again: all, one key, a time range, or those of a provenance.
 
     Records are written byte for byte, to another topic or a file; without a condition, unreadable
@@ -85,50 +76,44 @@ def replay(
         recorded_until=moment_of(recorded_until),
         provenance=_provenance(by or ()),
     )
-    config = config_of(context)
+    config = session.config
     if dry_run:
-        _preview(config, entity, selection, generation, json)
-        return
+        return _preview(config, entity, selection, generation)
     if (to is None) == (file is None):
         raise InvalidQuery("give --to TOPIC or --file FILE.")
     if append and file is not None:
         raise InvalidQuery("--append is for --to: a file is always a new one.")
     with working(f"reading the archive of {entity}") as tell:
         done = _written(config, entity, selection, to, file, generation, append, tell)
-    if done.restamped:
-        err.print(
-            f"{done.restamped:,} records have the timestamp 0, which Kafka's client cannot send; "
-            "they have the time of writing now",
-            highlight=False,
-        )
+    restamped = (
+        f"{done.restamped:,} records have the timestamp 0, which Kafka's client cannot send; "
+        "they have the time of writing now"
+    )
     row = (done.entity, done.to, done.records, done.partitions, round(done.seconds, 1))
-    print_result(json, done, ("entity", "to", "records", "partitions", "seconds"), [row])
+    return Result(
+        done,
+        ResultTable(("entity", "to", "records", "partitions", "seconds"), [row]),
+        notes=[Aside(restamped)] if done.restamped else [],
+    )
 
 
-def _preview(
-    config: Config, entity: str, selection: Selection, generation: int, json: bool
-) -> None:
+def _preview(config: Config, entity: str, selection: Selection, generation: int) -> Result:
     """Show which changes would be written."""
     from everstate.pipeline.archiving.selection import preview
 
     with working(f"reading the archive of {entity}"):
         parts = preview(config, entity, selection, generation=generation)
-    if json:
-        print_json(parts)
-        return
-    table(
-        ("partition", "records", "first offset", "last", "first recorded", "last recorded"),
-        [
-            (
-                *(part.partition, part.records, part.first_offset, part.last_offset),
-                part.first_recorded_at and moment_text(part.first_recorded_at),
-                part.last_recorded_at and moment_text(part.last_recorded_at),
-            )
-            for part in parts
-        ],
+    rows = (
+        (
+            *(part.partition, part.records, part.first_offset, part.last_offset),
+            part.first_recorded_at and moment_text(part.first_recorded_at),
+            part.last_recorded_at and moment_text(part.last_recorded_at),
+        )
+        for part in parts
     )
-    records = sum(part.records for part in parts)
-    err.print(f"{records:,} records would be written; nothing was", highlight=False)
+    columns = ("partition", "records", "first offset", "last", "first recorded", "last recorded")
+    written = f"{sum(part.records for part in parts):,} records would be written; nothing was"
+    return Result(parts, ResultTable(columns, rows), Aside(written))
 
 
 def _written(

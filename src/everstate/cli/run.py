@@ -11,29 +11,29 @@ from typing import Annotated
 import typer
 
 from everstate.app import App
-from everstate.cli.claim import claimed
-from everstate.cli.console import AppOption, config_of, err, project_of
-from everstate.cli.roles import Role, processes_of, run_roles
-from everstate.cli.supervisor import (
-    Supervisor,
-    role_argv,
-    stop_on_signals,
-    stop_with_parent,
-)
+from everstate.cli.console import AppSession, err
+from everstate.cli.results import tell
 from everstate.cli.watching import Watch
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidConfig
 from everstate.parts import Journal, states_folder
+from everstate.roles import Role, processes_of, run_roles
+from everstate.runtime.claim import claimed
+from everstate.runtime.supervisor import (
+    Supervisor,
+    role_argv,
+    stop_on_signals,
+)
 from everstate.serving.troubles import SUPERVISOR
 from everstate.telemetry import configure_logging
 from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.database import connect_views
 
 logger = logging.getLogger(__name__)
 
 
 def run(
-    context: typer.Context,
+    session: AppSession,
     only: Annotated[
         list[Role] | None,
         typer.Option(
@@ -41,7 +41,6 @@ def run(
             help="Run one role in this process, unsupervised; pipeline and clean can share one.",
         ),
     ] = None,
-    app: AppOption = None,
     with_parent: Annotated[int | None, typer.Option("--with-parent", hidden=True)] = None,
     deployment: Annotated[int | None, typer.Option("--deployment", hidden=True)] = None,
 ) -> None:
@@ -50,18 +49,15 @@ def run(
     Commands are decided and Cassandra's changes published where the app has entity types of that
     kind.
     """
-    given = config_of(context)
+    given = session.config
     configure_logging(given.logging, "+".join(only or (SUPERVISOR,)))
-    config, project_app = project_of(context, app)
-    stop = threading.Event()
-    stop_on_signals(stop)
-    if with_parent is not None:
-        stop_with_parent(stop, with_parent)
+    config, project_app = session.connected()
+    stop = stop_on_signals(with_parent)
     if only:
         run_roles(only, config, project_app, stop, given=given, deployment=deployment)
         return
     _tell_plan(config, project_app)
-    _supervise(config, app, project_app, stop)
+    _supervise(config, session.spec, project_app, stop)
 
 
 def _tell_plan(config: Config, app: App) -> None:
@@ -69,7 +65,7 @@ def _tell_plan(config: Config, app: App) -> None:
 
     Raises InvalidModelChange before any process is started.
     """
-    from everstate.cli.plan import planned, print_plan, tell_refused
+    from everstate.cli.plan import plan_told, planned, tell_refused
     from everstate.views.models import check_models
 
     tell_refused(app)
@@ -77,18 +73,17 @@ def _tell_plan(config: Config, app: App) -> None:
         changes, found = planned(config, app)
     except EverstateError:
         return  # the pipeline waits for a server that is down, and reports it
-    if not found.is_first and (found.models or found.views):
-        print_plan(found)
+    if not found.is_first:
+        tell(*plan_told(found))
     check_models(changes)
 
 
 def _begin_deployment(config: Config, app: App) -> int | None:
     """Number this start, so that processes of an earlier one cannot revert its declarations."""
-    with suppress(EverstateError), views_errors(config.views_dsn):
-        with connect_views(config.views_dsn) as connection:
-            control = Control(connection, config.views.schema_name)
-            control.install()
-            return control.begin_deployment(app.name, socket.gethostname())
+    with suppress(EverstateError), connect_views(config.views_dsn) as connection:
+        control = Control(connection, config.views.schema_name)
+        control.install()
+        return control.begin_deployment(app.name, socket.gethostname())
     return None
 
 

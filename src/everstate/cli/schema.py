@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, config_of, load_app, out
+from everstate.cli.console import AppSession, out
+from everstate.cli.results import Verbs
 
-schema = typer.Typer(
+schema = Verbs(
     help="Export the forms of states and messages for programs in any language.",
     no_args_is_help=True,
 )
@@ -18,11 +19,10 @@ schema = typer.Typer(
 
 @schema.command("export")
 def export(
-    context: typer.Context,
+    session: AppSession,
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder of the files.")] = Path(
         "schemas"
     ),
-    app: AppOption = None,
 ) -> None:
     """Write JSON Schemas of each entity type and its messages, and an AsyncAPI file of the topics.
 
@@ -33,8 +33,8 @@ def export(
     from everstate.cli.asyncapi import schema_files
     from everstate.log.topics import TopicNames
 
-    config = config_of(context)
-    made = schema_files(load_app(app, config, views=False), TopicNames(config.log.prefix))
+    config = session.config
+    made = schema_files(session.app(views=False), TopicNames(config.log.prefix))
     folder.mkdir(parents=True, exist_ok=True)
     for name, form in made.items():
         text = json.dumps(form, indent=2, ensure_ascii=False)

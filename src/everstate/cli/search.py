@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import READING, AppOption, JsonOption, print_result, project_of
+from everstate.cli.console import READING, AppSession
+from everstate.cli.results import Result, ResultTable
 from everstate.serving import Reader
 
 
 def search(
-    context: typer.Context,
+    session: AppSession,
     name: Annotated[str, typer.Argument(help="A view that is declared with search=(…).")],
     words: Annotated[list[str], typer.Argument(help='Words to search; "a phrase", -excluded, or.')],
     where: Annotated[
@@ -19,12 +20,10 @@ def search(
         typer.Option("-w", "--where", help="column=value, also with != < <= > >=."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of rows.")] = 20,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+) -> Result:
     """Search a view: rows whose texts have the words, best first."""
-    config, project = project_of(context, app, needs=READING)
+    config, project = session.connected(needs=READING)
     with Reader(config, project) as reader:
         found = reader.search(name, " ".join(words), where=where or (), limit=limit)
-    rows = [(each.key, round(each.rank, 3), each.headline) for each in found]
-    print_result(json, found, ("key", "rank", "found"), rows)
+    rows = ((each.key, round(each.rank, 3), each.headline) for each in found)
+    return Result(found, ResultTable(("key", "rank", "found"), rows))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Annotated
 
 import typer
 
-from everstate.cli.console import AppOption, config_of, err, load_app
-from everstate.cli.metrics import serving_figures
-from everstate.cli.supervisor import stop_on_signals, stop_with_parent
+from everstate.cli.console import AppSession, err
 from everstate.local import resolve
 from everstate.parts import Journal, states_folder
+from everstate.runtime.figures import serving_figures
+from everstate.runtime.supervisor import stop_on_signals
 from everstate.telemetry import configure_logging
 
 
 def serve(
-    context: typer.Context,
+    session: AppSession,
     host: Annotated[
         str | None, typer.Option("--host", help="Address to listen on. Default: api.host.")
     ] = None,
@@ -26,25 +25,21 @@ def serve(
             "--port", min=0, max=65535, help="Port to listen on; 0: a free port. Default: api.port."
         ),
     ] = None,
-    app: AppOption = None,
     with_parent: Annotated[int | None, typer.Option("--with-parent", hidden=True)] = None,
 ) -> None:
     """Serve REST (/openapi.json) and the web console (/) of the entity types, until stopped."""
     # Imported here: the web framework takes a moment that no other verb should pay.
     from everstate.api import server
 
-    config = config_of(context)
+    config = session.config
     configure_logging(config.logging, "serve")
     given = {"host": host, "port": port}
     chosen = {name: value for name, value in given.items() if value is not None}
     config = config.model_copy(update={"api": config.api.model_copy(update=chosen)})
     server.check_reach(config)
-    project_app = load_app(app, config)
+    project_app = session.app()
     config = resolve(config)
-    stop = threading.Event()
-    stop_on_signals(stop)
-    if with_parent is not None:
-        stop_with_parent(stop, with_parent)
+    stop = stop_on_signals(with_parent)
     with serving_figures(config, "serve"):
         journal = Journal("serve", states_folder(config.project.data_dir))
 

@@ -1,12 +1,12 @@
-"""Lines on stderr about changes that an answer lacks, when views lag or have stopped."""
+"""Notes about changes that an answer lacks, when views lag or have stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from everstate.app import App
-from everstate.cli.console import err
+from everstate.cli.results import Aside
 from everstate.config import Config
 from everstate.errors import EverstateError, NotFound
 from everstate.serving import ColdRead, Reader
@@ -15,36 +15,36 @@ _LATE_S = 2.0
 """A smaller lag is not reported: a view that follows the log always lags some milliseconds."""
 
 
-def print_freshness(reader: Reader, view: str) -> None:
-    """Print on stderr how far the view lags behind the log, and why it has stopped."""
+def freshness(reader: Reader, view: str) -> Iterator[Aside]:
+    """How far the view lags behind the log, and why it has stopped."""
     with suppress(EverstateError):
         found = reader.standing(view)
         if found is None:
             return
         if found.reason is not None:
-            _note(f"{view} is {found.status}, and may lag: {found.reason}")
+            yield note(f"{view} is {found.status}, and may lag: {found.reason}")
         if found.lag_changes and (found.lag_seconds or 0.0) > _LATE_S:
-            _note(
+            yield note(
                 f"{found.lag_changes:,} changes in the log are not in {view} yet; "
                 f"the oldest is {found.lag_seconds:,.0f} s old"
             )
         elif found.lag_changes is None:
-            _note(f"Kafka does not answer: the lag of {view} is not known")
+            yield note(f"Kafka does not answer: the lag of {view} is not known")
 
 
-def print_cold_read(read: ColdRead | None) -> None:
-    """Print on stderr that an answer is from the lake, and its cost."""
+def cold_read(read: ColdRead | None) -> Iterator[Aside]:
+    """That an answer is from the lake, and its cost."""
     if read is None:
         return
     log = f", and {read.from_log:,} changes of the log" if read.from_log else ""
-    _note(
+    yield note(
         f"from the archive, as the views do not have it: {read.files_read:,} of {read.files:,} "
         f"files read{log}, in {read.seconds * 1000:,.0f} ms"
     )
 
 
-def print_waiting(config: Config, app: App, entity: str) -> None:
-    """Print on stderr that changes of the store are not in the log yet."""
+def waiting(config: Config, app: App, entity: str) -> Iterator[Aside]:
+    """That changes of the store are not in the log yet."""
     if app.source_of(entity) != "store":
         return
     # Imported here: a look-up of another source needs no store.
@@ -53,7 +53,7 @@ def print_waiting(config: Config, app: App, entity: str) -> None:
     with suppress(EverstateError):
         waiting_s = oldest_waiting_s(config)
         if waiting_s is not None and waiting_s > _LATE_S:
-            _note(
+            yield note(
                 f"changes in the store are not in the log yet; the oldest is {waiting_s:,.0f} s old"
             )
 
@@ -84,9 +84,11 @@ def _version_of(source: str) -> Callable[[Config, str, str], int | None]:
     return of_postgres
 
 
-def print_newer_version(entity: str, key: str, stored: int) -> None:
-    """Print on stderr that the store has a newer version than the answer."""
-    _note(f"the store has {entity} {key!r} at version {stored}, which is not in the views yet")
+def newer_version(entity: str, key: str, stored: int | None) -> Iterator[Aside]:
+    """That the store has a newer version than the answer; ``None``: it has not."""
+    if stored is not None:
+        what = f"the store has {entity} {key!r} at version {stored}"
+        yield note(f"{what}, which is not in the views yet")
 
 
 def not_yet(entity: str, key: str, stored: int) -> NotFound:
@@ -97,5 +99,6 @@ def not_yet(entity: str, key: str, stored: int) -> NotFound:
     )
 
 
-def _note(text: str) -> None:
-    err.print(f"note: {text}", style="yellow", highlight=False)
+def note(text: str) -> Aside:
+    """A line about an answer."""
+    return Aside(f"note: {text}", "yellow")

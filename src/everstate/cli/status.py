@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
-from contextlib import closing, suppress
+from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -14,26 +14,19 @@ from rich.text import Text
 
 from everstate.app import App
 from everstate.attention.conditions import Concern, of_roles
-from everstate.cli.console import (
-    READING,
-    JsonOption,
-    config_of,
-    load_app,
-    out,
-    print_json,
-    table,
-)
+from everstate.cli.console import READING, JsonOption, Session, load_app, out
+from everstate.cli.results import Result, ResultTable, Told, tell
 from everstate.cli.watching import VIEW, trouble
 from everstate.config import Config
 from everstate.errors import EverstateError
-from everstate.local import Stack, resolve
+from everstate.local import ServerStatus, Stack, resolve
 from everstate.parts import Part, RoleState, read_states
+from everstate.serving import Reader
 from everstate.serving.answers import standing_text
-from everstate.serving.reader_pool import ReaderPool
 from everstate.serving.troubles import supervised, troubles
 from everstate.telemetry import without_secret
 from everstate.views.control import BUILDING, LIVE, WAITING, ViewStatuses
-from everstate.views.database import connect_views, views_errors
+from everstate.views.database import connect_views
 
 _GONE = 6
 """Exit code when a server does not run; the same as for LocalStackError."""
@@ -46,7 +39,7 @@ _NO_APP = "no-answer:app"
 
 
 def status(
-    context: typer.Context,
+    session: Session,
     json: JsonOption = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again every two seconds, until Ctrl-C.")
@@ -58,7 +51,7 @@ def status(
     failed or hangs, or when the app cannot be loaded; else 0, also when no role was started. With
     --watch --json each status is one line of JSON.
     """
-    config = config_of(context)
+    config = session.config
     if not watch:
         _exit_with(_show(config, json=json))
         return
@@ -83,22 +76,22 @@ def _exit_with(code: int) -> None:
 
 def _show(config: Config, *, json: bool, is_line: bool = False) -> int:
     """Print the status once; returns the exit code."""
-    stack, states = Stack(config), read_states(config.project.data_dir)
-    servers = stack.status()
+    servers, states = Stack(config).status(), read_states(config.project.data_dir)
     servers_run = all(server.state == "running" for server in servers)
-    if json:
-        roles = [_record(state) for state in states]
-        conditions = _conditions(config, states, servers_run)
-        found = {"servers": servers, "roles": roles, "views": _views(config)}
-        print_json({**found, "attention": conditions}, is_line=is_line)
-    else:
-        print_servers(stack)
-        _print_address(config)
-        out.print()
-        _print_roles(states)
-        conditions = _conditions(config, states, servers_run)
-        _print_views(config, known=_told(states) | {each.what for each in conditions})
-        _print_conditions(conditions, states)
+    if not json:  # Before the servers are asked, which may take seconds.
+        tell(*servers_told(servers), *_address(config), "", *_roles_told(states))
+    conditions, views = _conditions(config, states, servers_run), _views(config)
+    Result(
+        {
+            "servers": servers,
+            "roles": [{**asdict(state), "health": state.health} for state in states],
+            "views": views,
+            "attention": conditions,
+        },
+        *_views_told(views, known=_told(states) | {each.what for each in conditions}),
+        *_conditions_told(conditions, states),
+        is_line=is_line,
+    ).show(json)
     if not servers_run or any(_is_no_answer(each) for each in conditions):
         return _GONE
     is_troubled = _problems(states) or any(each.key == _NO_APP for each in conditions)
@@ -111,40 +104,36 @@ def _is_no_answer(condition: Concern) -> bool:
     return is_server and condition.level == "bad"
 
 
-def print_servers(stack: Stack) -> bool:
-    """Print one row per server; True when all run."""
-    servers = stack.status()
+def servers_told(servers: Sequence[ServerStatus]) -> Iterator[Told]:
+    """One row per server."""
     if not servers:
-        out.print("no local servers: log.bootstrap_servers and store.dsn are set")
-    else:
-        rows = [
-            (
-                server.name,
-                server.state,
-                server.address,
-                str(server.pid) if server.pid else None,
-                f"{server.memory_bytes / 1e6:.0f} MB" if server.memory_bytes else None,
-                _duration(time.time() - server.since) if server.since else None,
-            )
-            for server in servers
-        ]
-        table(("server", "state", "address", "pid", "memory", "up"), rows)
-        out.print(f"logs: {servers[0].log.parent}", highlight=False)
-    return all(server.state == "running" for server in servers)
+        yield "no local servers: log.bootstrap_servers and store.dsn are set"
+        return
+    rows = [
+        (
+            *(server.name, server.state, server.address),
+            str(server.pid) if server.pid else None,
+            f"{server.memory_bytes / 1e6:.0f} MB" if server.memory_bytes else None,
+            _duration(time.time() - server.since) if server.since else None,
+        )
+        for server in servers
+    ]
+    yield ResultTable(("server", "state", "address", "pid", "memory", "up"), rows)
+    yield f"logs: {servers[0].log.parent}"
 
 
-def _print_address(config: Config) -> None:
-    """Print the address for reading the views with SQL, if it is known."""
+def _address(config: Config) -> Iterator[str]:
+    """The address for reading the views with SQL, if it is known."""
     with suppress(EverstateError):
         dsn = without_secret(resolve(config, needs=READING).views_dsn)
-        out.print(f"views in SQL: everstate psql, or {dsn}", highlight=False)
+        yield f"views in SQL: everstate psql, or {dsn}"
 
 
 def _views(config: Config) -> list[dict[str, Any]]:
     """Versions of views that are being built, wait for a decision, or lag."""
     with suppress(EverstateError, psycopg.Error):
         dsn = resolve(config, needs=READING).views_dsn
-        with views_errors(dsn), connect_views(dsn) as connection:
+        with connect_views(dsn) as connection:
             rows = ViewStatuses(connection, config.views.schema_name).versions()
             return [
                 {
@@ -179,12 +168,12 @@ def _conditions(config: Config, states: Sequence[RoleState], servers_run: bool) 
     # Imported here: it is needed only for a project with an app.
     from everstate.attention.looking import Looking
 
-    with closing(ReaderPool(connected, app)) as readers:
-        return Looking(connected, app, readers).look().conditions
+    with Reader(connected, app) as reader:
+        return Looking(connected, app, reader).look().conditions
 
 
-def _print_conditions(conditions: Sequence[Concern], states: Sequence[RoleState]) -> None:
-    """Print what needs attention, but for what the table of roles shows, or the line for none."""
+def _conditions_told(conditions: Sequence[Concern], states: Sequence[RoleState]) -> Iterator[Text]:
+    """What needs attention, but for what the table of roles shows, or the line for none."""
     known = ("role", "part") if states else ("role", "part", "roles")
     told = _told(states)
     shown = [
@@ -195,25 +184,25 @@ def _print_conditions(conditions: Sequence[Concern], states: Sequence[RoleState]
     for each in shown:
         style = "red" if each.level == "bad" else "yellow"
         advice = (f"\n         {each.advice}", "cyan") if each.advice else ""
-        out.print(Text.assemble((each.what, "bold"), " ", (each.why, style), advice))
+        yield Text.assemble((each.what, "bold"), " ", (each.why, style), advice)
 
 
-def _print_views(config: Config, known: Container[str]) -> None:
-    """Print the views that are being built, wait, or lag; ``known`` are printed elsewhere."""
-    for view in _views(config):
+def _views_told(views: Sequence[dict[str, Any]], known: Container[str]) -> Iterator[Text]:
+    """The views that are being built, wait, or lag; ``known`` are told elsewhere."""
+    for view in views:
         name = f"view {view['view']}, version {view['version']}"
         if name in known:
             continue
         said = (view["error"], view["waits_for"], view["status_reason"])
         why = "; ".join(each for each in said if each is not None)
         how = standing_text(view["status"], why, view["progress"])
-        out.print(Text.assemble((name, "bold"), f" {how}"), highlight=False)
+        yield Text.assemble((name, "bold"), f" {how}")
 
 
-def _print_roles(states: Sequence[RoleState]) -> None:
-    """Print one row per role, and below it the parts that do not run, with reasons."""
+def _roles_told(states: Sequence[RoleState]) -> Iterator[Told]:
+    """One row per role, and below it the parts that do not run, with reasons."""
     if not states:
-        out.print("no role runs: `everstate run` starts them, `everstate serve` the API")
+        yield "no role runs: `everstate run` starts them, `everstate serve` the API"
         return
     parts = supervised(states)
     rows = [_row(state, parts.get(state.role)) for state in states]
@@ -224,9 +213,8 @@ def _print_roles(states: Sequence[RoleState]) -> None:
         for name, part in parts.items()
         if name not in known
     ]
-    table(("role", "state", "pid", "up", "", "figures"), rows)
-    for line in _problems(states):
-        out.print(line)
+    yield ResultTable(("role", "state", "pid", "up", "", "figures"), rows)
+    yield from _problems(states)
 
 
 def _row(state: RoleState, supervised: Part | None) -> tuple[str | None, ...]:
@@ -267,11 +255,6 @@ def _problems(states: Sequence[RoleState]) -> list[Text]:
 def _told(states: Sequence[RoleState]) -> set[str]:
     """The parts that do not run, by name: the lines below the table of roles have their reasons."""
     return {each.who.partition(": ")[2] for each in troubles(states) if each.part is not None}
-
-
-def _record(state: RoleState) -> dict[str, Any]:
-    """A role for JSON."""
-    return {**asdict(state), "health": state.health}
 
 
 def _duration(seconds: float) -> str:

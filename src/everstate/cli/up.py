@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from everstate.cli.console import JsonOption, config_of, err, out, print_json, tell_error
-from everstate.cli.status import print_servers
+from everstate.cli.console import JsonOption, Session, err, out, tell_error
+from everstate.cli.results import Result
+from everstate.cli.status import servers_told
 from everstate.local import ConsoleProgress, Stack, supervise
 
 
 def up(
-    context: typer.Context,
+    session: Session,
     foreground: Annotated[
         bool,
         typer.Option(
@@ -23,17 +24,17 @@ def up(
     json: JsonOption = False,
 ) -> None:
     """Start Kafka and PostgreSQL for this project, unless they run already."""
-    stack = Stack(config_of(context))
+    stack = Stack(session.config)
     if not stack.names and not json:
         out.print("nothing to start: log.bootstrap_servers and store.dsn are set")
         return
     progress = ConsoleProgress(err)
     if not foreground:
         stack.start(progress)
-        _show(stack, json)
+        _shown(stack).show(json)
         return
     with stack:
-        _show(stack, json)
+        _shown(stack).show(json)
         err.print("Ctrl-C stops the servers")
         try:
             supervise(stack, threading.Event(), on_crash=tell_error, progress=progress)
@@ -41,8 +42,6 @@ def up(
             err.print("stopping")
 
 
-def _show(stack: Stack, json: bool) -> None:
-    if json:
-        print_json(stack.status())
-    else:
-        print_servers(stack)
+def _shown(stack: Stack) -> Result:
+    servers = stack.status()
+    return Result(servers, *servers_told(servers))

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from everstate.cli.console import tell_error
+from everstate.cli.results import showing
 from everstate.errors import EverstateError, MissingExtra
 
 HELP = ["-h", "--help"]
@@ -78,7 +79,7 @@ class VerbCommands(MutableMapping[str, Any]):
             if isinstance(verb, typer.Typer):
                 alone.add_typer(verb, name=name)
             else:
-                alone.command(name)(verb)
+                alone.command(name)(showing(verb))
             self._loaded[name] = with_plain_flags(typer.main.get_group(alone).commands[name])
         return self._loaded[name]
 
@@ -109,19 +110,22 @@ def with_plain_flags(command: Any) -> Any:
     return command
 
 
-def _sentence(error: OSError) -> str:
-    """What the operating system refused: the file, and why."""
-    where = "" if error.filename is None else f"{error.filename}: "
-    return f"{where}{error.strerror or error}."
-
-
-def _refused(error: OSError) -> Exception:
-    """What to raise instead of an error of the operating system, which was printed."""
-    if error.errno == errno.EPIPE:
-        return error  # the end of a pipe is no error: its reader has seen enough
-    tell_error(EverstateError(_sentence(error)))
-    _forget_output()
-    return typer.Exit(EverstateError.exit_code)
+def _refused(cause: Exception) -> Exception:
+    """What to raise instead of an error that was printed, or the error itself."""
+    told: Exception | None = cause
+    if isinstance(cause, OSError):
+        if cause.errno == errno.EPIPE:
+            return cause  # the end of a pipe is no error: its reader has seen enough
+        where = "" if cause.filename is None else f"{cause.filename}: "
+        told = EverstateError(f"{where}{cause.strerror or cause}.")
+    elif isinstance(cause, ModuleNotFoundError):
+        told = MissingExtra.of(cause)
+    if not isinstance(told, EverstateError):
+        return cause
+    tell_error(told)
+    if isinstance(cause, OSError):
+        _forget_output()
+    return typer.Exit(told.exit_code)
 
 
 def _forget_output() -> None:
@@ -161,21 +165,10 @@ class VerbGroup(TyperGroup):
         """Run the verb."""
         try:
             return super().invoke(ctx)
-        except EverstateError as error:
-            if ctx.params.get("debug"):
-                raise
-            tell_error(error)
-            raise typer.Exit(error.exit_code) from error
-        except OSError as cause:
+        except (EverstateError, ModuleNotFoundError, OSError) as cause:
             if ctx.params.get("debug"):
                 raise
             raise _refused(cause) from None
-        except ModuleNotFoundError as cause:
-            missing = MissingExtra.of(cause)
-            if missing is None or ctx.params.get("debug"):
-                raise
-            tell_error(missing)
-            raise typer.Exit(missing.exit_code) from cause
         except TyperException as error:
             name = getattr(error, "option_name", None) or ""
             if name[:1] == "-" != name[1:2]:

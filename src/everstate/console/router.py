@@ -21,8 +21,8 @@ from everstate.console.pages import PLACE, ROOT, Pages, entity_url
 from everstate.errors import EverstateError, Unauthenticated, Unavailable
 from everstate.http.asgi import KEY, Desk, read_body
 from everstate.http.callers import EVERY
+from everstate.serving import Reader
 from everstate.serving.masking import Masks, entities_read_by, no_masks
-from everstate.serving.reader_pool import ReaderPool
 from everstate.serving.words import explanation_lines
 from everstate.telemetry import RateLimitedLogger
 
@@ -51,10 +51,10 @@ def wants_page(request: Request) -> bool:
 class WebConsole:
     """The pages of one project; no route changes anything but the browser's own cookie."""
 
-    def __init__(self, config: Config, app: App, readers: ReaderPool, desk: Desk) -> None:
+    def __init__(self, config: Config, app: App, reader: Reader, desk: Desk) -> None:
         self._config, self._app = config, app
-        self._readers, self.desk = readers, desk
-        look = looking(Looking(config, app, readers), config, app)
+        self._reader, self.desk = reader, desk
+        look = looking(Looking(config, app, reader), config, app)
         self._overview = FreshValue(lambda: desk.work(look))
         self._dead = FreshValue(lambda: desk.work(partial(dead.reasons, config)))
         self._sources = FreshValue(lambda: desk.work(partial(sources.captures, config, app)))
@@ -241,8 +241,7 @@ class WebConsole:
 
         def asked() -> Any:
             try:
-                with self._readers.lent(masks) as reader:
-                    return question(reader, *given)
+                return question(self._reader.seen_by(masks), *given)
             except Unavailable as error:
                 raise naming_server(self._config, error) from error
 

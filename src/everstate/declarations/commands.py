@@ -14,7 +14,6 @@ from pydantic import BaseModel
 
 from everstate.changes import EntityType
 from everstate.changes.accepting import NotAccepted, accept
-from everstate.changes.unknown import message_of
 from everstate.errors import InvalidCommand, InvalidEntityType, UnknownEntity
 
 Decide = Callable[[Any, Any], Any]
@@ -76,9 +75,8 @@ class CommandGroup:
         try:
             return accept(self.by_name[name], text)
         except NotAccepted as cause:
-            first = cause.errors[0]
-            where = ".".join(str(part) for part in first["loc"]) or "data"
-            raise InvalidCommand(f"{name}: {where}: {message_of(first)}") from cause
+            ((where, reason),) = cause.problems("data")
+            raise InvalidCommand(f"{name}: {where}: {reason}") from cause
 
     def check(self, command: BaseModel) -> str:
         """Name of a command; raises InvalidCommand when this entity type does not have it."""

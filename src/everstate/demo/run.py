@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from everstate.demo.watch import Course, Display, PeakMemory, Troubles, Watcher
 from everstate.errors import LocalStackError, Unavailable
 from everstate.local import ConsoleProgress, Stack
 from everstate.private import private_folder
+from everstate.runtime.supervisor import end_all
 
 APP = "everstate.demo.flights:app"
 _SETTINGS = f"""\
@@ -155,12 +155,7 @@ def _child(options: DemoOptions, config: Config) -> Iterator[subprocess.Popen[by
     try:
         yield child
     finally:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        end_all([child], _STOP_S)
 
 
 def _play(

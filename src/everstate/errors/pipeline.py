@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from everstate.errors.base import EverstateError
 
@@ -71,63 +72,60 @@ class SourceReplaced(EverstateError):
     """A captured database was replaced by another one, or restored to an earlier state."""
 
     exit_code = 10
+    sentence: ClassVar[str] = (
+        "the database was replaced, or restored to an earlier copy ({reason}). Its log positions "
+        "cannot be ordered after those of the earlier changes, so it is not read any further, and "
+        "the log lacks what was written since."
+    )
+    remedy: ClassVar[str] = (
+        "{again} reads the database as it is now and continues from there; or connect the capture "
+        "to its former database."
+    )
 
-    def __init__(self, capture: str, reason: str) -> None:
-        self.capture = capture
-        super().__init__(
-            f"capture {capture}: the database was replaced, or restored to an earlier copy "
-            f"({reason}). Its log positions cannot be ordered after those of the earlier changes, "
-            "so it is not read any further, and the log lacks what was written since.",
-            advice=f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is "
-            "now and continues from there; or connect the capture to its former database.",
-        )
+    def __init__(self, capture: str, reason: str, table: str = "") -> None:
+        self.capture, self.table = capture, table
+        again = f"`everstate cdc snapshot {capture} --new-epoch`"
+        sentence = self.sentence.format(reason=reason, table=table)
+        super().__init__(f"capture {capture}: {sentence}", advice=self.remedy.format(again=again))
 
 
 class RowsUnplaced(SourceReplaced):
     """Rows of a captured database have no positions, so that re-reads and new rows look alike."""
 
-    def __init__(self, capture: str, reason: str) -> None:
-        super().__init__(capture, reason)
-        EverstateError.__init__(
-            self,
-            f"capture {capture}: {reason}, so that rows that were read before look the same as "
-            "new ones. No row was skipped: cleaning stopped before the first of them.",
-            advice="Set binlog_legacy_event_pos = ON on the server and in its configuration; then "
-            f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is now.",
-        )
+    sentence = (
+        "{reason}, so that rows that were read before look the same as new ones. No row was "
+        "skipped: cleaning stopped before the first of them."
+    )
+    remedy = (
+        "Set binlog_legacy_event_pos = ON on the server and in its configuration; then {again} "
+        "reads the database as it is now."
+    )
 
 
 class TableReplaced(SourceReplaced):
     """A captured table was replaced by one of which the connector does not know the columns."""
 
-    def __init__(self, capture: str, table: str) -> None:
-        super().__init__(capture, table)
-        EverstateError.__init__(
-            self,
-            f"capture {capture}: RENAME TABLE gave the name {table} to a table that was there "
-            "before the capture, so that its connector reads the rows by the columns of the former "
-            "table. Cleaning stopped before them: no such row is in the log.",
-            advice=f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is "
-            "now and continues from there.",
-        )
+    sentence = (
+        "RENAME TABLE gave the name {reason} to a table that was there before the capture, so that "
+        "its connector reads the rows by the columns of the former table. Cleaning stopped before "
+        "them: no such row is in the log."
+    )
+    remedy = "{again} reads the database as it is now and continues from there."
 
 
 class TableMisread(SourceReplaced):
     """The connector reads the rows of a table by other columns than the table has."""
 
-    def __init__(self, capture: str, table: str, differs: str) -> None:
-        super().__init__(capture, differs)
-        self.table = table
-        EverstateError.__init__(
-            self,
-            f"capture {capture}: its connector reads the rows of {table} by other columns than the "
-            f"table has ({differs}): it did not see the statement that made them so, such as ALTER "
-            "TABLE … RENAME TO of another table. Values that it read since that statement may "
-            "stand in wrong fields; the clean role leaves the table out, or pauses the connector "
-            "where it is the only one.",
-            advice=f"`everstate cdc snapshot {capture} --new-epoch` reads the database as it is "
-            "now: each wrong state gets a change that puts it right.",
-        )
+    sentence = (
+        "its connector reads the rows of {table} by other columns than the table has ({reason}): "
+        "it did not see the statement that made them so, such as ALTER TABLE … RENAME TO of "
+        "another table. Values that it read since that statement may stand in wrong fields; the "
+        "clean role leaves the table out, or pauses the connector where it is the only one."
+    )
+    remedy = (
+        "{again} reads the database as it is now: each wrong state gets a change that puts it "
+        "right."
+    )
 
 
 class VerificationFailed(EverstateError):

@@ -11,11 +11,16 @@ import msgspec
 from werkzeug.http import parse_etags, parse_options_header
 
 from everstate.errors import InvalidRequest, RequestTooLarge, UnsupportedMediaType
-from everstate.http.callers import Caller, idempotency_key_of
+from everstate.http.callers import WAIT_FOR, Caller, idempotency_key_of, text
 from everstate.http.conditions import Conditions, parse_condition
 from everstate.http.masks import NO_MASK, Mask
 
 JSON = "application/json"
+Parameters = Mapping[str, str]
+"""Parameters of a query, each given once."""
+
+
+_TOKEN_MAX = 4096
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ class HttpRequest:
     body: bytes = b""
     mask: Mask = NO_MASK
     """What the caller does not see of the entity type that the request is about."""
+    sent_path: bytes = b""
+    """The path as it was sent: decoded, a slash within a part is one between two."""
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -43,6 +50,11 @@ class HttpRequest:
     def idempotency_key(self) -> str | None:
         """Its Idempotency-Key; raises InvalidRequest."""
         return idempotency_key_of(self.headers)
+
+    @property
+    def wait_for(self) -> str | None:
+        """The token that the answer must cover; raises InvalidRequest."""
+        return text(self.headers, WAIT_FOR, _TOKEN_MAX)
 
     @property
     def once_id(self) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from everstate.api_config import Right
 from everstate.changes import Provenance
-from everstate.errors import EverstateError, RequestTooLarge
+from everstate.errors import EverstateError, InvalidQuery, RequestTooLarge
+from everstate.http import openapi as says
 from everstate.http.admission import admission_of
-from everstate.http.answers import JSON, HttpAnswer, HttpRequest, check_length
+from everstate.http.answers import JSON, HttpAnswer, HttpRequest, Parameters, check_length
 from everstate.http.callers import Caller, Callers, provenance_of
 from everstate.http.limits import Limits
 from everstate.http.openapi import JsonSchema
@@ -70,18 +74,22 @@ class Desk:
 
         Raises Unauthenticated, TooManyRequests, NotPermitted and RequestTooLarge.
         """
-        headers = headers_of(request)
         caller = self.admit(request, entity, right)
-        check_length(headers, self._limit)
-        body = await read_body(request, self._limit)
+        body = await self.body_of(request)
         return HttpRequest(
             method=request.method,
             path=request.url.path,
-            headers=headers,
+            headers=headers_of(request),
             caller=caller,
             body=body,
+            sent_path=sent_path_of(request.scope),
             mask=caller.mask(entity),
         )
+
+    async def body_of(self, request: Request) -> bytes:
+        """The whole body of a request; raises RequestTooLarge."""
+        check_length(headers_of(request), self._limit)
+        return await read_body(request, self._limit)
 
     async def answer(
         self, request: Request, entity: str, right: Right, call: Callable[[HttpRequest], HttpAnswer]
@@ -159,33 +167,124 @@ class Desk:
         return await anyio.to_thread.run_sync(call, limiter=self._limiter)
 
 
-def add_route(
-    router: APIRouter,
-    method: str,
-    path: str,
-    endpoint: Callable[..., Awaitable[Response]],
-    *,
-    name: str,
-    summary: str | None,
-    responses: dict[int | str, JsonSchema],
-    parameters: Sequence[JsonSchema] = (),
-    body: JsonSchema | None = None,
-    **more: Any,
-) -> None:
-    """Add a route with its description; ``name`` is its operation id."""
-    router.add_api_route(
-        path,
-        endpoint,
-        methods=[method],
-        operation_id=name,
-        summary=summary,
-        responses=responses,
-        openapi_extra={
-            **({"parameters": [*parameters]} if parameters else {}),
-            **({} if body is None else {"requestBody": body}),
-        },
-        **more,
-    )
+class Routes:
+    """Routes that OpenAPI lists together, each with its description; all ask one desk."""
+
+    def __init__(
+        self, desk: Desk, tag: str, place: str = "", route_class: type[APIRoute] = APIRoute
+    ) -> None:
+        """``place``: the beginning of their paths."""
+        self.router = APIRouter(tags=[tag], route_class=route_class)
+        self._desk, self._place = desk, place
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        *,
+        name: str,
+        summary: str,
+        statuses: Sequence[int],
+        content: Mapping[str, JsonSchema] | None = None,
+        what: str | None = None,
+        sent: Mapping[str, Sequence[int]] | None = None,
+        sometimes_sent: Mapping[str, Sequence[int]] | None = None,
+        parameters: Sequence[JsonSchema] = (),
+        body: JsonSchema | None = None,
+        **more: Any,
+    ) -> None:
+        """Add a route.
+
+        ``name``: its operation id. ``content``: schemas of a successful answer by media type, and
+        ``what`` says what it is. ``sent``: headers of answers, and the statuses that have them.
+        """
+        responses = says.answers(*statuses, content=content, secured=not self._desk.callers.local)
+        if what is not None:
+            responses[200]["description"] = what
+        says.add_headers(responses, sent or {}, required=True)
+        says.add_headers(responses, sometimes_sent or {})
+        self.router.add_api_route(
+            f"{self._place}{path}",
+            endpoint,
+            methods=[method],
+            operation_id=name,
+            summary=summary,
+            responses=responses,
+            openapi_extra={
+                **({"parameters": [*parameters]} if parameters else {}),
+                **({} if body is None else {"requestBody": body}),
+            },
+            **more,
+        )
+
+    def write(
+        self,
+        method: str,
+        path: str,
+        call: Callable[..., HttpAnswer],
+        *,
+        entity: str,
+        **described: Any,
+    ) -> None:
+        """Add a route that writes to an entity type; the call gets the request, and the key."""
+
+        async def endpoint(request: Request) -> Response:
+            written = partial(call, **request.path_params)
+            return await self._desk.answer(request, entity, "write", written)
+
+        self.add(method, path, endpoint, **described)
+
+    def ask(
+        self,
+        path: str,
+        call: Callable[..., HttpAnswer],
+        *own: JsonSchema,
+        read: Callable[[Request], Awaitable[HttpRequest]],
+        method: str = "GET",
+        before: Sequence[JsonSchema] = (),
+        after: Sequence[JsonSchema] = (),
+        bound: Mapping[str, str] | None = None,
+        **described: Any,
+    ) -> None:
+        """Add a route that answers a question.
+
+        ``read`` checks who asks. The call gets the request, the parameters of its query and, by
+        name, what is ``bound`` and the parts of its path. A parameter that is not described, among
+        its ``own`` ones or those ``before`` and ``after`` them, is refused.
+        """
+        parameters = [*before, *own, *after]
+        known, bound = names_of(parameters), bound or {}
+
+        async def endpoint(request: Request) -> Response:
+            incoming = await read(request)
+            given = parameters_of(request, known)
+            asked = partial(call, incoming, given, **bound, **request.path_params)
+            return respond(await self._desk.work(asked))
+
+        self.add(method, path, endpoint, parameters=parameters, **described)
+
+
+def names_of(parameters: Iterable[JsonSchema]) -> tuple[str, ...]:
+    """Names of the described parameters that are in the query."""
+    return tuple(each["name"] for each in parameters if each["in"] == "query")
+
+
+def parameters_of(request: HTTPConnection, known: Sequence[str]) -> Parameters:
+    """Parameters of the query.
+
+    Raises InvalidQuery for one that is given twice, or that is not among those of the route.
+    """
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in found:
+            raise InvalidQuery(f"{name} is given twice.")
+        found[name] = value
+    for name in found:
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise InvalidQuery(f"there is no parameter {name!r}.", advice=f"There are: {listed}.")
+    return found
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -205,6 +304,11 @@ async def beside_loop(size: int, call: Callable[[], T]) -> T:
     would cost more than the validation.
     """
     return call() if size <= _SMALL_BYTES else await anyio.to_thread.run_sync(call)
+
+
+def sent_path_of(scope: Scope) -> bytes:
+    """The path of a request as it was sent, if the server tells it."""
+    return bytes(scope.get("raw_path") or scope["path"].encode())
 
 
 def headers_of(request: HTTPConnection) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pydantic.json_schema import models_json_schema
 
 from everstate.changes import EntityType, Kind
-from everstate.changes.unknown import takes_unknown
+from everstate.changes.unknown import refuses_unknown
 from everstate.http import callers as names
 from everstate.http.answers import JSON
 
@@ -58,7 +58,7 @@ class Schemas:
         self._refs, defined = models_json_schema(models, ref_template=REF)
         found: dict[str, JsonSchema] = defined.get("$defs", {})
         for each in entity_types:
-            if takes_unknown(each.model).rule == "forbid":
+            if refuses_unknown(each.model):
                 _close(found, self._refs[each.model, "validation"])
         self.components: dict[str, JsonSchema] = {
             **found,
@@ -223,34 +223,33 @@ def provenance_headers(*, local: bool) -> list[JsonSchema]:
 
 
 def answers(
-    *statuses: int, schema: JsonSchema | None = None, secured: bool
+    *statuses: int, content: Mapping[str, JsonSchema] | None = None, secured: bool
 ) -> dict[int | str, JsonSchema]:
-    """Answers of a route: its own schema when it succeeds, a problem when it does not."""
+    """Answers of a route: its own schemas by media type when it succeeds, else a problem."""
     listed = {*statuses, 503, *((401, 403, 429) if secured else ())}
-    return {status: _answer(status, schema) for status in sorted(listed)}
+    return {status: _answer(status, content) for status in sorted(listed)}
 
 
-def _answer(status: int, schema: JsonSchema | None) -> JsonSchema:
+def _answer(status: int, content: Mapping[str, JsonSchema] | None) -> JsonSchema:
     found: JsonSchema = {"description": _WHAT[status]}
     if status >= 400:
-        problem = {"$ref": REF.format(model="Problem")}
-        found["content"] = {PROBLEM: {"schema": problem}}
-    elif status in (200, 201) and schema is not None:
-        found["content"] = {JSON: {"schema": schema}}
+        content = {PROBLEM: {"$ref": REF.format(model="Problem")}}
+    elif status not in (200, 201):
+        content = None
+    if content is not None:
+        found["content"] = {kind: {"schema": schema} for kind, schema in content.items()}
     return found
 
 
-def with_headers(
-    responses: dict[int | str, JsonSchema], *names_of: str, statuses: tuple[int, ...]
-) -> dict[int | str, JsonSchema]:
-    """The same answers, with these headers on some."""
-    headers = {name: {"schema": {"type": "string"}, "required": True} for name in names_of}
-    return {
-        status: {**answer, "headers": {**answer.get("headers", {}), **headers}}
-        if status in statuses
-        else answer
-        for status, answer in responses.items()
-    }
+def add_headers(
+    responses: Mapping[int | str, JsonSchema],
+    statuses_by_name: Mapping[str, Sequence[int]],
+    **more: Any,
+) -> None:
+    """Describe headers in the answers that have them; ``more``: members of each description."""
+    for name, statuses in statuses_by_name.items():
+        for status in statuses:
+            responses[status].setdefault("headers", {})[name] = {"schema": STRING, **more}
 
 
 def header(name: str, schema: JsonSchema, what: str, *, required: bool = False) -> JsonSchema:
@@ -267,6 +266,14 @@ def header(name: str, schema: JsonSchema, what: str, *, required: bool = False) 
 def in_path(name: str, schema: JsonSchema, what: str) -> JsonSchema:
     """A parameter that is a part of the path."""
     return {**query(name, schema, what), "in": "path", "required": True}
+
+
+KEY_IN_PATH: Final[JsonSchema] = {
+    "name": "key",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "title": "Key"},
+}
 
 
 def query(name: str, schema: JsonSchema, what: str) -> JsonSchema:

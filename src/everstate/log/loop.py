@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,6 @@ from typing import Any, Final, Protocol
 import confluent_kafka
 from confluent_kafka import KafkaError, TopicPartition
 
-from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import EverstateError, Fenced, LogError, RecordRefused, Unavailable
 from everstate.log.attempt import Attempt, Incoming, RecordPlace, TookTooLong, place_of
@@ -24,11 +22,10 @@ from everstate.log.client import member_settings
 from everstate.log.collector import collector_paused
 from everstate.log.outcome import OFFSET_GONE, is_transport, translate, translated
 from everstate.log.producer import Producer
-from everstate.parts import waits, works
+from everstate.runtime.worker import Worker
 
 logger = logging.getLogger("everstate.log")
 
-_PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _OPEN_S: Final = 30.0
 _ABORT_S: Final = 5.0
 _COMMITTED_S: Final = 15.0
@@ -89,7 +86,7 @@ class Membership:
     transaction_timeout_s: float = 10.0
 
 
-class TransactionalLoop(Closing):
+class TransactionalLoop(Worker):
     """Reads topics as a member of a group; each batch is one transaction with its offsets.
 
     Exactly once: the records that ``work`` sends and the group's offsets are committed together.
@@ -100,6 +97,9 @@ class TransactionalLoop(Closing):
     not hold up the others. Two causes are a record's own: the log refuses what follows from it, or
     the project's code is slow on it, twice. Only that record is refused.
     """
+
+    idle_s = 0.0  # A step waits for records itself.
+    retry_s = (0.1, 5.0)
 
     def __init__(
         self,
@@ -117,12 +117,11 @@ class TransactionalLoop(Closing):
         self._member = member
         self._batch_max = batch_records_max
         self._wait_s = batch_wait_s
-        self._id = f"{member.group}.{member.instance}"
+        self._id = self.doing = f"{member.group}.{member.instance}"
         self._consumer: Any = None
         self._producer: Producer | None = None
         self._assigned: list[TopicPartition] | None = None
         self._moves = 0
-        self._failures = 0
         self._at_most = batch_records_max
         """Size limit of the next batch; smaller after a failure."""
         self._slow: set[RecordPlace] = set()
@@ -132,33 +131,20 @@ class TransactionalLoop(Closing):
         self.batches = 0
         self.records = 0
 
-    def run(self, stop: threading.Event) -> None:
-        """Process batches until ``stop`` is set; waits while a broker is unreachable.
+    def failed(self, error: EverstateError) -> None:
+        """Open everything again."""
+        self.leave()
 
-        Raises Fenced when another process took over this name, and every error of ``work``.
-        """
-        try:
-            while not stop.is_set():
-                try:
-                    self.step(0.2)
-                    works()
-                except EverstateError as error:
-                    if not error.retryable:
-                        raise
-                    pause_s = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
-                    self._failures += 1
-                    waits(error, pause_s)
-                    logger.warning("%s: %s Again in %.1f s.", self._id, error.message, pause_s)
-                    self.close()
-                    stop.wait(pause_s)
-        finally:
-            self.close()
+    def has_recovered(self, done: object) -> bool:
+        """After a commit: members that only wait for records may fail at the next ones."""
+        return bool(done)
 
-    def step(self, timeout_s: float) -> int:
+    def step(self, timeout_s: float = 0.2) -> int:
         """Process at most one batch; returns its number of records.
 
         Raises Unavailable or DeliveryFailed when the batch was not committed, or when that is
-        unknown: call ``close``, then ``step`` again.
+        unknown: call ``close``, then ``step`` again. Raises Fenced when another process took over
+        this name, and every error of ``work``.
         """
         if self._consumer is None:
             self._open()
@@ -167,10 +153,13 @@ class TransactionalLoop(Closing):
         batch = self._gather(0.0 if self._work.is_due() else timeout_s)
         if batch or self._work.is_due():
             self._transact(batch)
-            self._failures = 0
         return len(batch)
 
     def close(self) -> None:
+        """As :meth:`leave`."""
+        self.leave()
+
+    def leave(self) -> None:
         """Abort an open transaction, leave the group, and close the connections."""
         producer, self._producer = self._producer, None
         consumer, self._consumer = self._consumer, None

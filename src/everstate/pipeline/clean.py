@@ -32,7 +32,7 @@ from everstate.log.record import RawRecord
 from everstate.parts import PartRun, stopped
 from everstate.pipeline.spark.session import spark_errors, spark_session
 from everstate.pipeline.spark.source import fair_spans, read_ranges
-from everstate.retrying import may_pass, until_stopped
+from everstate.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,6 @@ _POOL: Final = "clean"
 _POLL_S: Final = 0.02
 _POLL_S_MAX: Final = 0.1
 """Where nothing is written: each poll asks the broker."""
-_RETRY_S: Final = 0.5
-_RETRY_S_MAX: Final = 10.0
 _CONF: Final = {
     # A record may have megabytes: batches for Python are bounded by bytes, too.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4000",
@@ -179,11 +177,14 @@ class _Job(NamedTuple):
     columns: Future[pa.Table]
 
 
-class Cleaner:
+class Cleaner(Worker):
     """Reads the raw log of one capture and has it cleaned, until it is asked to stop.
 
     ``session`` returns the Spark session; captures that share it use a fair scheduler pool.
     """
+
+    idle_s = 0.0  # A step waits for records itself.
+    retry_s = (0.5, 10.0)
 
     def __init__(
         self,
@@ -194,6 +195,7 @@ class Cleaner:
         step_records: int = _STEP_RECORDS,
     ) -> None:
         self._config, self._cleaned = config, cleaned
+        self.doing = f"cleaning of {cleaned.name}"
         self._make_session = session or (lambda: spark_session(config, app_name="everstate clean"))
         self._session: SparkSession | None = None
         self._offsets = Offsets(config)
@@ -228,22 +230,7 @@ class Cleaner:
         self._cleaned.close()
         self._offsets.close()
 
-    def run(self, stop: threading.Event) -> None:
-        """Clean until ``stop`` is set; retryable errors are retried, other errors are raised."""
-        step = until_stopped(
-            lambda: self.step(0.2),
-            stop,
-            waiting=f"cleaning of {self.name} is retried in",
-            log=logger,
-            passes=may_pass,
-            pause_s=_RETRY_S,
-            pause_s_max=_RETRY_S_MAX,
-            before_pause=self._drop,
-        )
-        while not stop.is_set():
-            step()
-
-    def step(self, wait_s: float = 0.05) -> Any:
+    def step(self, wait_s: float = 0.2) -> Any:
         """Read once, publish once; ``None``: nothing was ready. Waits ``wait_s`` for records.
 
         After an error the next step reads position and records from the log again.
@@ -296,8 +283,18 @@ class Cleaner:
         if self._cleaned.counting is None:
             self._job = self._launch(self._cleaned.read_to, 0.0)
 
-    def _launch(self, read_to: Mapping[int, int], wait_s: float) -> _Job | None:
-        """Start a Spark job over a bounded range of new records; ``None``: there are none."""
+    def _launch(
+        self,
+        read_to: Mapping[int, int],
+        wait_s: float,
+        records: int | None = None,
+        *,
+        is_bare: bool = False,
+    ) -> _Job | None:
+        """Start a Spark job over a bounded range of new records; ``None``: there are none.
+
+        ``records``: at most so many; ``None``: as many as a step reads.
+        """
         parts = self._cleaned.parts
         topics = {topic for topic, _ in parts}
         deadline = time.monotonic() + wait_s
@@ -312,23 +309,25 @@ class Cleaner:
                     {partition: read_to[number]},
                     {partition: there[number]},
                 )
-            spans = self._spans(read_to, there)
+            spans = self._spans(read_to, there, records or self._records)
             self._has_more = any(spans[n].end < there[n] for n in spans)
             if spans:
                 self._poll_s = _POLL_S
-                return _Job(spans, self._submit(spans, is_bare=False))
+                return _Job(spans, self._submit(spans, is_bare=is_bare))
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return None
             time.sleep(min(left_s, self._poll_s))
             self._poll_s = min(_POLL_S_MAX, 1.5 * self._poll_s)
 
-    def _spans(self, read_to: Mapping[int, int], there: Mapping[int, int]) -> dict[int, Range]:
+    def _spans(
+        self, read_to: Mapping[int, int], there: Mapping[int, int], records: int
+    ) -> dict[int, Range]:
         """Ranges of the next step: shared fairly among the parts, or one topic after the other."""
         if not self._cleaned.is_in_order:
-            return fair_spans(read_to, there, self._records)
+            return fair_spans(read_to, there, records)
         spans: dict[int, Range] = {}
-        left = self._records
+        left = records
         for _, part in groupby(enumerate(self._cleaned.parts), key=lambda one: one[1][0]):
             ends = {number: there[number] for number, _ in part}
             found = fair_spans({number: read_to[number] for number in ends}, ends, left)
@@ -340,22 +339,10 @@ class Cleaner:
 
     def _count(self, wait_s: float) -> None:
         """Read on, without rows, to find the end of a large transaction."""
-        counting = self._cleaned.counting
-        deadline = time.monotonic() + wait_s
-        (place,) = self._cleaned.parts
-        while True:
-            end = self._offsets.stable_ends([place[0]])[place]
-            span = Range(counting.read_to, min(end, counting.read_to + 4 * self._records_max))
-            self._has_more = span.end < end
-            if len(span):
-                columns = self._submit({0: span}, is_bare=True).result()
-                self._cleaned.add_counted(columns, span.end)
-                return
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return
-            time.sleep(min(left_s, self._poll_s))
-            self._poll_s = min(_POLL_S_MAX, 1.5 * self._poll_s)
+        read_to = {0: self._cleaned.counting.read_to}
+        job = self._launch(read_to, wait_s, 4 * self._records_max, is_bare=True)
+        if job is not None:
+            self._cleaned.add_counted(job.columns.result(), job.spans[0].end)
 
     def _adapt(self, columns: pa.Table, spans: Mapping[int, Range]) -> None:
         """Set how many records the next step reads, so that it has the wanted bytes."""

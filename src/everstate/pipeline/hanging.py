@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,32 +10,35 @@ from typing import Final
 from everstate.errors import EverstateError
 from everstate.log.positions import Offsets, OpenTransactions
 from everstate.parts import PartConcern, found
+from everstate.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S: Final = 5.0
 _WARN_EVERY_S: Final = 60.0
 
 
-class HangingTransactions:
+class HangingTransactions(Worker):
     """Warns of partitions whose last stable offset stays below the end for ``alarm_s`` seconds.
 
     The broker aborts such a transaction after its time-out; until then archive and views of that
     partition do not move.
     """
 
+    doing = "looking for open transactions"
+    idle_s = 5.0
+    begins_idle = True
+
     def __init__(self, offsets: Offsets, topics: Sequence[str], *, alarm_s: float = 30.0) -> None:
         self._offsets, self._topics, self._alarm_s = offsets, list(topics), alarm_s
         self._open = OpenTransactions()
         self._warned_s: dict[tuple[str, int], float] = {}
 
-    def run(self, stop: threading.Event) -> None:
-        """Check every 5 s until ``stop`` is set; other parts report an unreachable broker."""
-        while not stop.wait(_LOOK_EVERY_S):
-            try:
-                found("open transactions", finding_of(self.look(time.monotonic())))
-            except EverstateError as error:
-                logger.debug("open transactions: %s", error)
+    def step(self) -> None:
+        """Report what :meth:`look` finds; other parts report an unreachable broker."""
+        try:
+            found("open transactions", finding_of(self.look(time.monotonic())))
+        except EverstateError as error:
+            logger.debug("open transactions: %s", error)
 
     def look(self, now_s: float) -> dict[tuple[str, int], float]:
         """Seconds for which each partition past the alarm was held back; logged once a minute."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Final
 
 import msgspec
@@ -18,13 +17,12 @@ from everstate.log.positions import Offsets, check_ends
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicIdentity, Topics, check_same_topic
-from everstate.parts import waits, works
+from everstate.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 _RECORDS_MAX: Final = 10_000
 _WAIT_S: Final = 0.1
-_RETRY_S: Final = 2.0
 _HOUR_MS: Final = 3_600_000
 
 
@@ -35,14 +33,18 @@ class _Note(msgspec.Struct, frozen=True):
     positions: dict[int, int]
 
 
-class DebeziumForm:
+class DebeziumForm(Worker):
     """Writes every change of one entity type in Debezium's form, once, in the same partitions.
 
     The records and the position in `.changes` are sent in one Kafka transaction. One process at a
     time; a second one fences the first.
     """
 
+    idle_s = 0.0  # A step waits for records itself.
+    retry_s = (2.0, 2.0)
+
     def __init__(self, config: Config, entity_type: EntityType) -> None:
+        self.doing = f"publishing of {entity_type.name} in Debezium's format"
         self._config, self._entity_type = config, entity_type
         self._publisher = OncePublisher(config, f"debezium-{entity_type.name}")
         self._follower: Follower | None = None
@@ -59,23 +61,9 @@ class DebeziumForm:
         self._drop()
         self._offsets.close()
 
-    def run(self, stop: threading.Event) -> None:
-        """Publish until ``stop`` is set; retryable errors are retried."""
-        while not stop.is_set():
-            try:
-                self.step()
-                works()
-            except EverstateError as error:
-                if not error.retryable:
-                    raise
-                logger.warning(
-                    "publishing %s in Debezium's format is retried: %s",
-                    self._entity_type.name,
-                    error,
-                )
-                waits(error, _RETRY_S)
-                self._drop()
-                stop.wait(_RETRY_S)
+    def failed(self, error: EverstateError) -> None:
+        """Read again what was not published."""
+        self._drop()
 
     def step(self) -> int:
         """Publish new changes; returns how many.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from everstate.changes.tokens import LogPosition
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import LogError, Unavailable
 from everstate.log.lag import Lag, ReaderPosition, is_reachable
@@ -27,7 +28,7 @@ class Behind:
     """Age of the oldest change after the position; 0 when there is none."""
 
 
-class Freshness:
+class Freshness(Closing):
     """Measures lag over one pair of connections, which threads share; close it."""
 
     def __init__(self, config: Config) -> None:
@@ -47,10 +48,20 @@ class Freshness:
 
         Cost: a request to the log, and a small fetch for each partition that lags.
         """
-        wanted = [
-            ReaderPosition("view", self._names.changes(entity, generation), partition, spot[0])
+        return self.behind_of(
+            (entity, generation, partition, spot[0])
             for entity, place in position.items()
             for (generation, partition), spot in place.spots.items()
+        )
+
+    def behind_of(self, places: Iterable[tuple[str, int, int, int]]) -> Behind | None:
+        """The same of places: entity type, generation, partition and next offset.
+
+        ``None`` too when the topic of an entity type was removed.
+        """
+        wanted = [
+            ReaderPosition("view", self._names.changes(entity, generation), *place)
+            for entity, generation, *place in places
         ]
         with self._lock:
             if time.monotonic() < self._asked_again_at:
@@ -62,7 +73,7 @@ class Freshness:
                     self._lag = Lag(self._config)
                 rows = self._lag.rows(wanted)
             except LogError:
-                return None  # the topic of an entity type that was removed
+                return None
             except Unavailable:
                 self._stop()
                 self._asked_again_at = time.monotonic() + _AGAIN_S

@@ -13,8 +13,8 @@ from everstate.errors import LogIdentityChanged, NotFound, Unavailable
 from everstate.log.positions import Range
 from everstate.log.topics import TopicNames
 from everstate.retrying import within
+from everstate.serving.connection import pooled
 from everstate.serving.places import core_position
-from everstate.serving.pool import pooled
 from everstate.views.control import ViewStatuses
 from everstate.views.control.notes import Judged, Notes
 from everstate.views.tables import Core

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from psycopg import sql
-
 from everstate.serving.connection import ReadConnection
 from everstate.views.control import ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.kinds.linear import LinearPlan
 from everstate.views.reading import overflow_sql
-from everstate.views.stores.postgres.store import Readers
-from everstate.views.tables import physical
+from everstate.views.stores.postgres.tables import Readers
 
 
 def overflows(
@@ -28,22 +25,16 @@ def overflows(
         return {}
     if isinstance(plan, LinearPlan):
         outputs = [(each.name, each.postgres_sql) for each in plan.outputs]
-        source = plan.read_from(sql.Identifier(schema, physical(row.name, row.version)))
     elif isinstance(plan, JoinSumsPlan):
         outputs = list(plan.outputs)
-        kept = plan.compared(Readers(schema, row.version))
-        source = sql.SQL("({}) AS kept").format(kept)
     else:
         return {}
     conditions = {name: overflow_sql(text) for name, text in outputs if "CAST(" in text}
     names = [name for name, condition in conditions.items() if condition is not None]
     if not names:
         return {}
-    counts = sql.SQL(", ").join(
-        sql.SQL("count(*) FILTER (WHERE {})").format(sql.SQL(conditions[name] or ""))
-        for name in names
-    )
-    query = sql.SQL("SELECT {} FROM {}").format(counts, source).as_string()
+    counts = ", ".join(f"count(*) FILTER (WHERE {conditions[name]})" for name in names)
+    query = f"SELECT {counts} FROM {plan.read_from(Readers(schema, row.version))}"
     # It has no parameters, but maybe the operator %.
     found = connection.row(query.replace("%", "%%").encode()) or ()
     return {name: count for name, count in zip(names, found, strict=True) if count}

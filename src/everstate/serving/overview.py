@@ -9,11 +9,9 @@ from dataclasses import replace
 from psycopg import sql
 
 from everstate.config import Config
-from everstate.errors import LogError, Unavailable
-from everstate.log.lag import Lag, LagRow, ReaderPosition, is_reachable
-from everstate.log.topics import TopicNames
 from everstate.serving.answers import ViewLag, ViewRow
 from everstate.serving.connection import ReadConnection
+from everstate.serving.freshness import Behind, Freshness
 from everstate.serving.overflows import overflows
 from everstate.views.control import KEPT, ViewPosition, ViewVersion
 from everstate.views.kinds import ViewPlan
@@ -53,7 +51,7 @@ def views(
     found = []
     for row in sorted(versions, key=lambda row: (row.is_part, row.entity, row.name, row.version)):
         mine = places.get((row.name, row.version), [])
-        lags = behind.get((row.name, row.version))
+        lag = behind.get((row.name, row.version))
         told = replace(row, error=row.error or _error(inputs.get((row.name, row.version), ())))
         has_rows = is_counted and row.published and not row.is_topic
         plan = None if plans is None or not has_rows else plans.get(row.name)
@@ -65,8 +63,8 @@ def views(
                 entity=row.entity,
                 rows=_count(connection, schema, row.name) if has_rows else None,
                 position={_shown(p, row): p.next_offset for p in mine},
-                lag_changes=_changes(lags),
-                lag_seconds=_seconds(lags),
+                lag_changes=None if lag is None else lag.changes,
+                lag_seconds=None if lag is None else lag.seconds,
                 updated_at=max((place.updated_at for place in mine), default=None),
                 verified_at=row.verified_at,
                 verified=None if row.verified is None else dict(row.verified),
@@ -93,14 +91,14 @@ def standing(config: Config, connection: ReadConnection, name: str) -> ViewLag |
     versions = [row, *_inputs(row, control.versions())]
     places = _by_version(control.positions())
     mine = [place for each in versions for place in places.get((each.name, each.version), [])]
-    lags = _lags(config, {(row.name, row.version): mine}).get((row.name, row.version))
+    lag = _lags(config, {(row.name, row.version): mine})[row.name, row.version]
     told = replace(row, error=row.error or _error(versions[1:]))
     return ViewLag(
         view=name,
         status=told.shown,
         reason=told.why,
-        lag_changes=_changes(lags),
-        lag_seconds=_seconds(lags),
+        lag_changes=None if lag is None else lag.changes,
+        lag_seconds=None if lag is None else lag.seconds,
     )
 
 
@@ -128,37 +126,18 @@ def _by_version(positions: Iterable[ViewPosition]) -> dict[_Place, list[ViewPosi
     return found
 
 
-def _changes(lags: Sequence[LagRow] | None) -> int | None:
-    return None if lags is None else sum(row.lag_changes for row in lags)
-
-
-def _seconds(lags: Sequence[LagRow] | None) -> float | None:
-    return None if lags is None else max((row.lag_seconds for row in lags), default=0.0)
-
-
 def _lags(
     config: Config, places: Mapping[_Place, Sequence[ViewPosition]]
-) -> dict[_Place, list[LagRow]]:
-    """Lag rows of each version; versions whose lag cannot be read are left out."""
-    names = TopicNames(config.log.prefix)
-    found: dict[_Place, list[LagRow]] = {}
-    if not is_reachable(config):
-        return found
-    with Lag(config) as measure:
-        for version, mine in places.items():
-            positions = [
-                ReaderPosition(
-                    p.view, names.changes(p.entity, p.generation), p.partition, p.next_offset
-                )
-                for p in mine
-            ]
-            try:
-                found[version] = measure.rows(positions)
-            except LogError:
-                continue  # the topic of an entity type that was removed
-            except Unavailable:
-                break
-    return found
+) -> dict[_Place, Behind | None]:
+    """The lag of each version; ``None``: it cannot be measured."""
+    with Freshness(config) as lag:
+        return {
+            version: lag.behind_of(
+                (place.entity, place.generation, place.partition, place.next_offset)
+                for place in mine
+            )
+            for version, mine in places.items()
+        }
 
 
 def _count(connection: ReadConnection, schema: str, name: str) -> int:

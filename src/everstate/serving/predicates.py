@@ -1,4 +1,4 @@
-"""Conditions and orders over an entity's fields, checked against its model.
+"""Conditions and orders over the fields of an entity type, and over the columns of a view.
 
 A condition is written `field=value` with one of `=`, `!=`, `<`, `<=`, `>`, `>=`; nested fields
 are joined by dots; the value `null` means no value, and a value in double quotes is a JSON string.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -37,14 +37,57 @@ _OPERATORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition on a field of a state, or on a column of a view, and its value."""
+class Term:
+    """What is compared: a field of a state, or a column of a view; in an order, nulls are last."""
 
     name: str
-    """Of the field or column."""
-    compared: sql.Composable
+    text: sql.Composable
+    """SQL of its value."""
     cast: str
-    """The type in which both sides are compared."""
+    """The type in SQL that it is compared as."""
+    read_as: str = "text"
+    """The type as which a condition's text is read, see :func:`exact_value`."""
+    is_nullable: bool = True
+    is_descending: bool = False
+
+    @property
+    def compared(self) -> sql.Composable:
+        """SQL of its value in that type; an index on a value of the type can serve it."""
+        return sql.SQL("{}::{}").format(self.text, sql.SQL(self.cast))
+
+    @property
+    def order(self) -> sql.Composable:
+        """The term in an ORDER BY; an index in the same order can serve it."""
+        nulls = " NULLS LAST" if self.is_nullable else ""
+        way = sql.SQL(f"{'DESC' if self.is_descending else 'ASC'}{nulls}")
+        return sql.SQL("{} {}").format(self.compared, way)
+
+    def after(self, value: Any) -> tuple[sql.Composable, list[Any]]:
+        """Condition of rows whose value comes after one."""
+        if value is None:
+            return sql.SQL("false"), []
+        way = sql.SQL("<" if self.is_descending else ">")
+        text = sql.SQL("{} {} %s::{}").format(self.compared, way, sql.SQL(self.cast))
+        if self.is_nullable:
+            text = sql.SQL("({} OR {} IS NULL)").format(text, self.compared)
+        return text, [value]
+
+    def same(self, value: Any) -> tuple[sql.Composable, list[Any]]:
+        """Condition of rows with the same value."""
+        if value is None:
+            return sql.SQL("{} IS NULL").format(self.compared), []
+        return sql.SQL("{} = %s::{}").format(self.compared, sql.SQL(self.cast)), [value]
+
+
+FindTerm = Callable[[str], Term]
+"""Finds a field or a column by its name; raises InvalidQuery, with the nearest known names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on a field or column, and its value."""
+
+    term: Term
     operator: str
     value: Any
 
@@ -52,46 +95,9 @@ class Condition:
         """SQL, and its parameters; a comparison with a value can use an index."""
         is_plain = self.operator == "=" and self.value is not None
         operator = sql.SQL("=") if is_plain else _OPERATORS[self.operator]
-        text = sql.SQL("{} {} %s::{}").format(self.compared, operator, sql.SQL(self.cast))
+        cast = sql.SQL(self.term.cast)
+        text = sql.SQL("{} {} %s::{}").format(self.term.compared, operator, cast)
         return text, [self.value]
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A term of a total order: SQL of a value, the type that it is compared as; nulls are last."""
-
-    text: sql.Composable
-    cast: str
-    is_descending: bool = False
-    is_nullable: bool = True
-    name: str = ""
-    """Of the field of an entity."""
-
-    @property
-    def order(self) -> sql.Composable:
-        """The term in an ORDER BY; an index in the same order can serve it."""
-        if not self.is_nullable:
-            return sql.SQL("{} {}").format(
-                self.text, sql.SQL("DESC" if self.is_descending else "ASC")
-            )
-        way = sql.SQL("DESC NULLS LAST" if self.is_descending else "ASC NULLS LAST")
-        return sql.SQL("{} {}").format(self.text, way)
-
-    def after(self, value: Any) -> tuple[sql.Composable, list[Any]]:
-        """Condition of rows whose value comes after one."""
-        if value is None:
-            return sql.SQL("false"), []
-        way = sql.SQL("<" if self.is_descending else ">")
-        text = sql.SQL("{} {} %s::{}").format(self.text, way, sql.SQL(self.cast))
-        if self.is_nullable:
-            text = sql.SQL("({} OR {} IS NULL)").format(text, self.text)
-        return text, [value]
-
-    def same(self, value: Any) -> tuple[sql.Composable, list[Any]]:
-        """Condition of rows with the same value."""
-        if value is None:
-            return sql.SQL("{} IS NULL").format(self.text), []
-        return sql.SQL("{} = %s::{}").format(self.text, sql.SQL(self.cast)), [value]
 
 
 def _field(name: str, kind: pa.DataType) -> sql.Composable:
@@ -169,23 +175,34 @@ def exact_value(cast: str, text: str) -> Any:
     return parse_moment(text)
 
 
-def parse_predicate(text: str, entity_type: EntityType) -> Condition:
-    """Parse a condition; raises InvalidQuery with the unknown field and the nearest known ones."""
+def condition(text: str, find: FindTerm) -> Condition:
+    """Parse a condition; raises InvalidQuery."""
     name, operator, written = parse_condition(text)
-    kind = _type_of(name, entity_type)
-    value, cast = read_value(text, name, _cast_of(kind), written), _compared_as(kind)
-    return Condition(name, _field(name, kind), cast, operator, value)
+    term = find(name)
+    value = read_value(text, name, term.read_as, written)
+    if term.cast == "bigint" and value is not None and value.bit_length() > _BITS:
+        term = replace(term, cast="numeric")
+    return Condition(term, operator, value)
 
 
-def parse_order(text: str, entity_type: EntityType) -> Term:
-    """Parse an order: a field, with `-` before it for the largest first."""
-    name = text.removeprefix("-")
+def order_term(text: str, find: FindTerm) -> Term:
+    """Parse a part of an order: a name, with `-` before it for the largest first."""
+    return replace(find(text.removeprefix("-")), is_descending=text.startswith("-"))
+
+
+def hint_of(name: str, known: Collection[str]) -> str:
+    """An advice for a name that is not known."""
+    near = difflib.get_close_matches(name, known, n=3)
+    return f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
+
+
+def field_of(entity_type: EntityType, name: str) -> Term:
+    """A field of an entity type by its dotted name; raises InvalidQuery with a suggestion."""
     kind = _type_of(name, entity_type)
-    return Term(_field(name, kind), _compared_as(kind), text.startswith("-"), name=name)
+    return Term(name, _field(name, kind), _compared_as(kind), _cast_of(kind))
 
 
 def _type_of(name: str, entity_type: EntityType) -> pa.DataType:
-    """Type of a field by its dotted name; raises InvalidQuery with a suggestion."""
     kind: pa.DataType = pa.struct(list(entity_type.arrow_schema))
     walked = ""
     for part in name.split("."):
@@ -193,10 +210,7 @@ def _type_of(name: str, entity_type: EntityType) -> pa.DataType:
             {field.name: field.type for field in kind} if isinstance(kind, pa.StructType) else {}
         )
         if part not in fields:
-            near = difflib.get_close_matches(part, fields, n=3)
-            hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(fields)}."
-            if not fields:
-                hint = f"{walked} has no fields."
+            hint = hint_of(part, fields) if fields else f"{walked} has no fields."
             raise InvalidQuery(f"{entity_type.name} has no field {name!r}.", advice=hint)
         kind = fields[part]
         walked = f"{walked}.{part}".removeprefix(".")
@@ -237,6 +251,8 @@ def _said(kind: pa.DataType) -> str:
     return SAID[_cast_of(kind)]
 
 
+_BITS: Final = 63
+"""A column of whole numbers has so many; a larger value is compared as a numeric."""
 _NUMBER: Final = "^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
 SAID: Final[Mapping[str, str]] = {
     "whole": "a whole number",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
@@ -31,7 +33,7 @@ from everstate.serving.answers import (
     ViewLag,
     ViewRow,
 )
-from everstate.serving.connection import ReadConnection
+from everstate.serving.connection import WAIT_S, ReadConnection
 from everstate.serving.differences import differences
 from everstate.serving.masking import (
     Masks,
@@ -48,14 +50,17 @@ if TYPE_CHECKING:
     from everstate.serving.predicates import Condition, Term
 
 _PAGE: Final = 100
-WAIT_S = 10.0
-"""Seconds that a reader waits for a token by default."""
+_FACTS: Final = (
+    *("key", "version", "kind", "state", "as_of", "occurred_at", "recorded_at"),
+    *("change_id", "provenance"),
+)
+"""What the first columns of the statements are; the place in the log is behind them."""
 
 
 class Reader(Closing):
-    """Answers from the views; one connection, opened at the first statement and kept.
+    """Answers from the views; its connections are opened by statements, and kept.
 
-    Each thread needs its own reader. Every method raises UnknownEntity for an entity type that the
+    Threads may share it. Every method raises UnknownEntity for an entity type that the
     app does not have, NotFound while the views do not exist, and Unavailable when the database does
     not answer. A context manager.
     """
@@ -64,12 +69,18 @@ class Reader(Closing):
         self.config, self.project = config, project
         self.masks: Masks = no_masks
         """What is hidden in the answers: that of the caller for whom the reader reads."""
-        self.connection = ReadConnection(config.views_dsn)
+        self.connection = ReadConnection(lambda: config.views_dsn)
         self.schema = config.views.schema_name
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         self.connection.close()
+
+    def seen_by(self, masks: Masks) -> Reader:
+        """The reader, over the same connections, for a caller who does not see everything."""
+        seen = copy(self)
+        seen.masks = masks
+        return seen
 
     def get(
         self,
@@ -136,15 +147,16 @@ class Reader(Closing):
         ``at``, one over their versions.
         """
         # Imported here: Arrow's types take a fifth of a second, which `get` does not need.
-        from everstate.serving.predicates import parse_order, parse_predicate
+        from everstate.serving.predicates import condition, field_of, order_term
 
         kind = self.entity_type(entity)
         if at is not None:
             self._needs_history(entity)
-        predicates = [parse_predicate(w, kind) if isinstance(w, str) else w for w in where]
-        orders = [parse_order(o, kind) if isinstance(o, str) else o for o in order]
-        for name in [*(each.name for each in predicates), *(each.name for each in orders)]:
-            self.masks(entity).refuse(name.split("."), "a condition on")
+        find = partial(field_of, kind)
+        predicates = [condition(w, find) if isinstance(w, str) else w for w in where]
+        orders = [order_term(o, find) if isinstance(o, str) else o for o in order]
+        for term in [*(each.term for each in predicates), *orders]:
+            self.masks(entity).refuse(term.name.split("."), "a condition on")
         self._wait(f"{entity}_{'latest' if at is None else 'history'}", wait_for, wait_s)
         query, parameters = statements.listing(self.schema, entity, at, predicates, orders, after)
         rows = self.connection.rows(query, [*parameters, limit])
@@ -294,16 +306,14 @@ class Reader(Closing):
     def token(self, view: str) -> str:
         """The token of a view's present position; raises UnknownView, ThrottledChangesWait."""
         # Imported here: rarely needed.
-        from everstate.changes.tokens import Token
-        from everstate.serving.places import has_deferred, position_of, published
+        from everstate.serving.snapshots import at_one_position
 
         if view not in (known := known_views(self.project)):
             raise UnknownView(view, known)
-        control = self.connection.standings(self.schema)
-        row = published(control, self.project, view)
-        if has_deferred(control, row):
+        found = at_one_position(self.config, self.project, view, lambda _, seen: seen.token)
+        if found is None:
             raise ThrottledChangesWait(view)
-        return str(Token(position_of(control, row)))
+        return found
 
     def newest_version(self, entity: str, key: str) -> int | None:
         """The newest version of an entity in the views, also of a deleted one; ``None``: none."""
@@ -366,7 +376,8 @@ class Reader(Closing):
         searchable. Cost: the rows that match, by index.
         """
         # Imported here: a look-up needs no views.
-        from everstate.serving import searching
+        from everstate.serving.searching import searchable
+        from everstate.serving.view_rows import RowsQuery, read_page
 
         plan = self.project.views.get(view)
         if plan is None:
@@ -374,7 +385,14 @@ class Reader(Closing):
                 raise self.project.refused_views[view]
             raise UnknownView(view, tuple(self.project.views))
         self._check_seen(view)
-        return searching.search(self.connection, self.schema, plan, words, where=where, limit=limit)
+        names = searchable(plan).defined
+        asked = RowsQuery(where=where, limit=limit, words=words)
+        found = []
+        for row in read_page(self.config, self.project, view, asked).rows:
+            key, version, rank, headline = row[-4:]
+            values = dict(zip(names, row, strict=False))
+            found.append(FoundRow(key, version, rank, headline, values))
+        return found
 
     def _check_seen(self, view: str) -> None:
         """Raise NotPermitted when a view may show what is hidden: its columns have any names."""
@@ -484,44 +502,27 @@ def _in_order(kind: EntityType, state: dict[str, Any]) -> dict[str, Any]:
 
 def entity_of(entity_type: EntityType, row: Row, cold: ColdRead | None = None) -> Entity:
     """The entity of a row of the statements."""
-    key, version, kind, state, as_of, occurred, recorded, change, provenance, g, p, o = row
-    return Entity(
-        entity=entity_type.name,
-        key=key,
-        version=version,
-        kind=kind,
-        state=_in_order(entity_type, state),
-        as_of=as_of,
-        occurred_at=occurred,
-        recorded_at=recorded,
-        change_id=change,
-        provenance=provenance,
-        place=Place(g, p, o),
-        cold=cold,
-    )
+    return Entity(**_facts(entity_type, row), cold=cold)
 
 
 def version_of(
     entity_type: EntityType, row: Row, before: Row | None, cold: ColdRead | None = None
 ) -> Version:
     """The version of a row of the statements; ``before``: the row of the previous version."""
-    key, version, kind, state, as_of, occurred, recorded, change, provenance, g, p, o = row[:12]
-    current = None if state is None else _in_order(entity_type, state)
+    facts = _facts(entity_type, row)
     original = _in_order(entity_type, before[3]) if before and before[3] else None
     return Version(
-        entity=entity_type.name,
-        key=key,
-        version=version,
-        kind=kind,
-        state=current,
-        as_of=as_of,
-        occurred_at=occurred,
-        recorded_at=recorded,
-        change_id=change,
-        provenance=provenance,
+        **facts,
         event=row[12],
         transaction=row[13],
-        place=Place(g, p, o),
-        differences=differences(original, current),
+        differences=differences(original, facts["state"]),
         cold=cold,
     )
+
+
+def _facts(entity_type: EntityType, row: Row) -> dict[str, Any]:
+    """What the columns of every statement say."""
+    facts = dict(zip(_FACTS, row, strict=False))
+    if facts["state"] is not None:
+        facts["state"] = _in_order(entity_type, facts["state"])
+    return {"entity": entity_type.name, **facts, "place": Place(*row[9:12])}

@@ -8,36 +8,12 @@ from typing import Final
 from psycopg import sql
 from psycopg.sql import Composable, Composed
 
-from everstate.errors import ContradictoryQuery, NoViews
-from everstate.serving.answers import FoundRow
-from everstate.serving.connection import ReadConnection
-from everstate.serving.view_columns import columns_of, condition
+from everstate.errors import ContradictoryQuery
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.search import WORDS, SearchPlan
-from everstate.views.tables import Row
 
 _HEADLINE: Final = "StartSel=**, StopSel=**, MaxFragments=2, MinWords=5, MaxWords=15"
 _TOGETHER: Final = " … "
-
-
-def search(
-    connection: ReadConnection,
-    schema: str,
-    plan: ViewPlan,
-    words: str,
-    *,
-    where: Sequence[str],
-    limit: int,
-) -> list[FoundRow]:
-    """Rows of a view whose texts have the words; see :meth:`everstate.serving.Reader.search`."""
-    searched = searchable(plan)
-    columns = columns_of(connection, schema, plan.name).get(plan.name)
-    if columns is None:
-        raise NoViews
-    found = [condition(text, plan.name, columns).compose() for text in where]
-    query = search_query(schema, searched, [text for text, _ in found])
-    values = [value for _, each in found for value in each]
-    return found_rows(searched, connection.rows(query, [words, *values, limit]))
 
 
 def searchable(plan: ViewPlan) -> SearchPlan:
@@ -72,17 +48,3 @@ def search_query(schema: str, plan: SearchPlan, conditions: Sequence[Composable]
         texts=sql.SQL(", ").join(map(sql.Identifier, texts)),
         options=sql.Literal(_HEADLINE),
     )
-
-
-def found_rows(plan: SearchPlan, rows: Sequence[Row]) -> list[FoundRow]:
-    """The rows of a search."""
-    return [
-        FoundRow(
-            key=row[-4],
-            version=row[-3],
-            rank=row[-2],
-            headline=row[-1],
-            row=dict(zip(plan.defined, row, strict=False)),
-        )
-        for row in rows
-    ]

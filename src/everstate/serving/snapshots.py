@@ -12,9 +12,8 @@ from psycopg import errors as pg
 from everstate.changes.tokens import LogPosition, Token
 from everstate.config import Config
 from everstate.errors import NotFound, ThrottledChangesWait, Unavailable, UnknownView
+from everstate.serving.connection import WAIT_S, pooled
 from everstate.serving.places import has_deferred, position_of, published
-from everstate.serving.pool import pooled
-from everstate.serving.reader import WAIT_S
 from everstate.serving.waiting import wait_until
 from everstate.views.control import ViewStatuses, ViewVersion
 from everstate.views.project import Project, known_views
@@ -69,15 +68,15 @@ def read_snapshot(
     if view not in known:
         raise UnknownView(view, known)
     schema = config.views.schema_name
-    standpoint, (columns, rows) = at_one_position(
-        config,
-        project,
-        view,
-        lambda connection, _: _rows(connection, schema, view),
-        wait_for=wait_for,
-        wait_s=wait_s,
-    )
-    return Snapshot(view, columns, rows, standpoint.token)
+
+    def read(connection: Connection[Any], standpoint: Standpoint) -> Snapshot:
+        query = sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, view))
+        # A prepared statement would fail once the name is pointed to a version with other columns.
+        cursor = connection.execute(query, prepare=False, binary=True)
+        names = tuple(column.name for column in cursor.description or ())
+        return Snapshot(view, names, cursor.fetchall(), standpoint.token)
+
+    return at_one_position(config, project, view, read, wait_for=wait_for, wait_s=wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +99,15 @@ def at_one_position(
     config: Config,
     project: Project,
     view: str,
-    read: Callable[[Connection[Any], ViewVersion], T],
+    read: Callable[[Connection[Any], Standpoint], T],
     *,
     wait_for: str | None = None,
     wait_s: float = WAIT_S,
-) -> tuple[Standpoint, T]:
+) -> T:
     """What ``read`` makes of a view, in one snapshot of the database with the view's position.
 
-    ``read`` gets the connection and the published version, and may be called again: when another
-    version was published meanwhile. Raises as :func:`read_snapshot`; the caller checks that the
+    ``read`` gets the connection and the position, and may be called again: when another version was
+    published meanwhile. Raises as :func:`read_snapshot`; the caller checks that the
     view is declared.
     """
     if wait_for is not None:
@@ -122,7 +121,7 @@ def at_one_position(
                     before = published(control, project, view)
                     position = position_of(control, before)
                     deferred = has_deferred(control, before)
-                    found = read(connection, before)
+                    found = read(connection, Standpoint(before, position, deferred))
             except (pg.UndefinedTable, pg.InvalidSchemaName) as cause:
                 raise NotFound(
                     f"view {view} does not exist yet.", advice="`everstate run` creates it."
@@ -134,17 +133,8 @@ def at_one_position(
             # PostgreSQL resolves names outside the snapshot. Then rows and position do not match.
             after = published(control, project, view)
         if (before.version, before.published_at) == (after.version, after.published_at):
-            return Standpoint(before, position, deferred), found
+            return found
     raise Unavailable(f"view {view} is published too often now; try again later.")
-
-
-def _rows(
-    connection: Connection[Any], schema: str, view: str
-) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    query = sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, view))
-    # A prepared statement would fail once the name is pointed to a version with other columns.
-    cursor = connection.execute(query, prepare=False, binary=True)
-    return tuple(column.name for column in cursor.description or ()), cursor.fetchall()
 
 
 def read_live(
@@ -161,10 +151,10 @@ def read_live(
     name = sql.Identifier(config.views.schema_name, latest_of(entity))
     query = sql.SQL("SELECT key, version, state FROM {} WHERE state IS NOT NULL").format(name)
 
-    def read(connection: Connection[Any], _: ViewVersion) -> None:
+    def read(connection: Connection[Any], standpoint: Standpoint) -> LogPosition:
         with connection.cursor("live", binary=True) as cursor:
             cursor.itersize = 1_000
             take(iter(cursor.execute(query)))
+        return standpoint.position[entity]
 
-    standpoint, _ = at_one_position(config, project, latest_of(entity), read)
-    return standpoint.position[entity]
+    return at_one_position(config, project, latest_of(entity), read)

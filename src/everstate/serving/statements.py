@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -32,9 +32,98 @@ def _table(schema: str, entity: str, view: str) -> sql.Composable:
     return sql.Identifier(schema, f"{entity}_{view}")
 
 
-def _statement(text: str, schema: str, entity: str, view: str) -> bytes:
-    query = sql.SQL(text).format(_COLUMNS, _table(schema, entity, view))
-    return query.as_bytes()
+def _kept(view: str, text: str) -> Callable[[str, str], bytes]:
+    """Makes a statement on a view of an entity type, by the schema and the type's name."""
+
+    @lru_cache
+    def statement(schema: str, entity: str) -> bytes:
+        return sql.SQL(text).format(_COLUMNS, _table(schema, entity, view)).as_bytes()
+
+    return statement
+
+
+now = _kept("latest", "SELECT {} FROM {} WHERE key = %s")
+"""The newest version of a key."""
+now_of = _kept("latest", "SELECT {} FROM {} WHERE key = ANY(%s)")
+"""The newest versions of some keys."""
+at = _kept(
+    "history",
+    "SELECT {} FROM {} WHERE key = %s AND as_of <= %s ORDER BY key DESC, version DESC LIMIT 1",
+)
+"""The version of a key that was valid at a world time."""
+at_of = _kept(
+    "history",
+    "SELECT DISTINCT ON (key) {} FROM {} WHERE key = ANY(%s) AND as_of <= %s "
+    "ORDER BY key, version DESC",
+)
+"""The versions of some keys that were valid at a world time."""
+recorded_at = _kept(
+    "history",
+    "SELECT {} FROM {} WHERE key = %s AND recorded_at <= %s ORDER BY version DESC LIMIT 1",
+)
+"""The newest version of a key that was recorded by a time."""
+version = _kept("history", "SELECT {} FROM {} WHERE key = %s AND version = %s")
+"""One version of a key."""
+history = _kept(
+    "history",
+    "SELECT {}, event, transaction FROM {} WHERE key = %s "
+    "AND (%s::bigint IS NULL OR version < %s) ORDER BY version DESC LIMIT %s",
+)
+"""Versions of a key before one, the newest first."""
+history_from = _kept(
+    "history",
+    "SELECT {}, event, transaction FROM {} WHERE key = %s AND version >= %s "
+    "AND (%s::bigint IS NULL OR version < %s) ORDER BY version LIMIT %s",
+)
+"""Versions of a key from one on and before another one, the oldest first."""
+two_versions = _kept(
+    "history",
+    "SELECT {}, event, transaction FROM {} WHERE key = %s "
+    "AND (%s::bigint IS NULL OR version <= %s) ORDER BY version DESC LIMIT 2",
+)
+"""The newest version of a key, or the newest up to a given one; and the previous version."""
+ends = _kept("history", "SELECT min(version), max(version), min(as_of) FROM {1} WHERE key = %s")
+"""First and last version of a key, and its first as-of time."""
+near = _kept(
+    "latest",
+    "(SELECT key FROM {1} WHERE key < %s ORDER BY key DESC LIMIT 1) UNION ALL "
+    "(SELECT key FROM {1} WHERE key > %s ORDER BY key LIMIT 1)",
+)
+"""The neighbouring keys of a key."""
+keys_from = _kept(
+    "latest",
+    "SELECT key, version, kind, as_of, state IS NULL FROM {1} WHERE key >= %s "
+    "ORDER BY key LIMIT %s",
+)
+"""Keys from one on, in order, each with its version and whether it is deleted."""
+
+
+@lru_cache
+def deleted(schema: str, entity: str, *, keeps_history: bool) -> bytes:
+    """Deleting versions of entities that are deleted now, each with the state before it."""
+    gone = "FROM {1} WHERE state IS NULL AND (%s::text IS NULL OR key > %s) ORDER BY key LIMIT %s"
+    if not keeps_history:
+        return _kept("latest", "SELECT {0}, NULL, NULL, NULL " + gone)(schema, entity)
+    text = (
+        "SELECT {0}, event, transaction, (SELECT earlier.state FROM {2} AS earlier "
+        "WHERE earlier.key = this.key AND earlier.version = this.version - 1) FROM {2} AS this "
+        "WHERE (key, version) IN (SELECT key, version " + gone + ") ORDER BY key"
+    )
+    tables = (_table(schema, entity, view) for view in ("latest", "history"))
+    return sql.SQL(text).format(_COLUMNS, *tables).as_bytes()
+
+
+def written(schema: str, entity: str, conditions: Sequence[sql.Composable]) -> sql.Composed:
+    """Versions that meet conditions, each with the state before it, by their recording."""
+    return sql.SQL(
+        "SELECT {0}, event, transaction, (SELECT earlier.state FROM {1} AS earlier "
+        "WHERE earlier.key = this.key AND earlier.version = this.version - 1) FROM {1} AS this "
+        "WHERE {2} ORDER BY recorded_at, key, version LIMIT %s"
+    ).format(
+        _COLUMNS,
+        _table(schema, entity, "history"),
+        sql.SQL(" AND ").join([sql.SQL("true"), *conditions]),
+    )
 
 
 def listing(
@@ -73,134 +162,3 @@ def listing(
         sql.SQL(", ").join([*ordering, sql.SQL("key")]),
     )
     return query, parameters
-
-
-@lru_cache
-def now(schema: str, entity: str) -> bytes:
-    """The newest version of a key."""
-    return _statement("SELECT {} FROM {} WHERE key = %s", schema, entity, "latest")
-
-
-@lru_cache
-def at(schema: str, entity: str) -> bytes:
-    """The version of a key that was valid at a world time."""
-    text = (
-        "SELECT {} FROM {} WHERE key = %s AND as_of <= %s ORDER BY key DESC, version DESC LIMIT 1"
-    )
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def recorded_at(schema: str, entity: str) -> bytes:
-    """The newest version of a key that was recorded by a time."""
-    text = "SELECT {} FROM {} WHERE key = %s AND recorded_at <= %s ORDER BY version DESC LIMIT 1"
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def now_of(schema: str, entity: str) -> bytes:
-    """The newest versions of some keys."""
-    return _statement("SELECT {} FROM {} WHERE key = ANY(%s)", schema, entity, "latest")
-
-
-@lru_cache
-def at_of(schema: str, entity: str) -> bytes:
-    """The versions of some keys that were valid at a world time."""
-    text = (
-        "SELECT DISTINCT ON (key) {} FROM {} WHERE key = ANY(%s) AND as_of <= %s "
-        "ORDER BY key, version DESC"
-    )
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def deleted(schema: str, entity: str, *, keeps_history: bool) -> bytes:
-    """Deleting versions of entities that are deleted now, each with the state before it."""
-    gone = "FROM {1} WHERE state IS NULL AND (%s::text IS NULL OR key > %s) ORDER BY key LIMIT %s"
-    if not keeps_history:
-        text = "SELECT {0}, NULL, NULL, NULL " + gone
-        return _statement(text, schema, entity, "latest")
-    text = (
-        "SELECT {0}, event, transaction, (SELECT earlier.state FROM {2} AS earlier "
-        "WHERE earlier.key = this.key AND earlier.version = this.version - 1) FROM {2} AS this "
-        "WHERE (key, version) IN (SELECT key, version " + gone + ") ORDER BY key"
-    )
-    tables = (_table(schema, entity, view) for view in ("latest", "history"))
-    return sql.SQL(text).format(_COLUMNS, *tables).as_bytes()
-
-
-def written(schema: str, entity: str, conditions: Sequence[sql.Composable]) -> sql.Composed:
-    """Versions that meet conditions, each with the state before it, by their recording."""
-    return sql.SQL(
-        "SELECT {0}, event, transaction, (SELECT earlier.state FROM {1} AS earlier "
-        "WHERE earlier.key = this.key AND earlier.version = this.version - 1) FROM {1} AS this "
-        "WHERE {2} ORDER BY recorded_at, key, version LIMIT %s"
-    ).format(
-        _COLUMNS,
-        _table(schema, entity, "history"),
-        sql.SQL(" AND ").join([sql.SQL("true"), *conditions]),
-    )
-
-
-@lru_cache
-def version(schema: str, entity: str) -> bytes:
-    """One version of a key."""
-    text = "SELECT {} FROM {} WHERE key = %s AND version = %s"
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def history(schema: str, entity: str) -> bytes:
-    """Versions of a key before one, the newest first."""
-    text = (
-        "SELECT {}, event, transaction FROM {} WHERE key = %s "
-        "AND (%s::bigint IS NULL OR version < %s) ORDER BY version DESC LIMIT %s"
-    )
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def history_from(schema: str, entity: str) -> bytes:
-    """Versions of a key from one on and before another one, the oldest first."""
-    text = (
-        "SELECT {}, event, transaction FROM {} WHERE key = %s AND version >= %s "
-        "AND (%s::bigint IS NULL OR version < %s) ORDER BY version LIMIT %s"
-    )
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def two_versions(schema: str, entity: str) -> bytes:
-    """The newest version of a key, or the newest up to a given one; and the previous version."""
-    text = (
-        "SELECT {}, event, transaction FROM {} WHERE key = %s "
-        "AND (%s::bigint IS NULL OR version <= %s) ORDER BY version DESC LIMIT 2"
-    )
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def ends(schema: str, entity: str) -> bytes:
-    """First and last version of a key, and its first as-of time."""
-    text = "SELECT min(version), max(version), min(as_of) FROM {1} WHERE key = %s"
-    return _statement(text, schema, entity, "history")
-
-
-@lru_cache
-def near(schema: str, entity: str) -> bytes:
-    """The neighbouring keys of a key."""
-    text = (
-        "(SELECT key FROM {1} WHERE key < %s ORDER BY key DESC LIMIT 1) UNION ALL "
-        "(SELECT key FROM {1} WHERE key > %s ORDER BY key LIMIT 1)"
-    )
-    return _statement(text, schema, entity, "latest")
-
-
-@lru_cache
-def keys_from(schema: str, entity: str) -> bytes:
-    """Keys from one on, in order, each with its version and whether it is deleted."""
-    text = (
-        "SELECT key, version, kind, as_of, state IS NULL FROM {1} WHERE key >= %s "
-        "ORDER BY key LIMIT %s"
-    )
-    return _statement(text, schema, entity, "latest")

@@ -1,12 +1,7 @@
-"""Columns of a view: their types, and conditions and orders over them.
-
-Conditions and orders are written as for entities (:mod:`everstate.serving.predicates`), with the
-names of columns in place of fields.
-"""
+"""Columns of a view: their types, which of them are the key, and how they are compared."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +9,7 @@ from typing import Final
 from psycopg import sql
 
 from everstate.errors import InvalidQuery, UnknownView
-from everstate.serving.predicates import Condition, Term, parse_condition, read_value
+from everstate.serving.predicates import Term, hint_of
 from everstate.serving.waiting import Executes
 from everstate.views.control import ViewVersion
 from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
@@ -38,8 +33,6 @@ _CASTS: Final[Mapping[str, str]] = {
 """PostgreSQL type of a column → the type that it is compared as."""
 _UNSEEN: Final = frozenset({"tsvector"})
 """Types of columns that only searches use."""
-_BITS: Final = 63
-"""A column of whole numbers has so many; a larger value is compared as a numeric."""
 _NEVER_NULL: Final = frozenset({"_key", "_version", "key", "version"})
 _QUERY: Final = (
     "SELECT view.relname, one.attname, format_type(one.atttypid, NULL) FROM pg_attribute AS one "
@@ -62,6 +55,14 @@ class ViewColumn:
     def cast(self) -> str | None:
         """The type that it is compared as; ``None``: it holds an object or a list."""
         return _CASTS.get(self.type)
+
+    @property
+    def term(self) -> Term:
+        """The column in conditions and orders; it must be of a type that is compared."""
+        assert self.cast is not None
+        read_as = "whole" if self.cast == "bigint" else self.cast
+        is_nullable = self.name not in _NEVER_NULL
+        return Term(self.name, sql.Identifier(self.name), self.cast, read_as, is_nullable)
 
 
 def columns_of(connection: Executes, schema: str, view: str | None) -> dict[str, list[ViewColumn]]:
@@ -110,43 +111,12 @@ def check_known(project: Project, view: str) -> None:
         raise UnknownView(view, known)
 
 
-def condition(text: str, view: str, columns: Sequence[ViewColumn]) -> Condition:
-    """Parse a condition; raises InvalidQuery with the unknown column and the nearest known ones."""
-    name, operator, written = parse_condition(text)
-    column, cast = _compared(name, view, columns)
-    value = read_value(text, name, "whole" if cast == "bigint" else cast, written)
-    if cast == "bigint" and value is not None and value.bit_length() > _BITS:
-        cast = "numeric"
-    compared = sql.SQL("{}::{}").format(sql.Identifier(column.name), sql.SQL(cast))
-    return Condition(name, compared, cast, operator, value)
-
-
-def term(column: ViewColumn, *, is_descending: bool = False) -> Term:
-    """The term of a column in an order."""
-    assert column.cast is not None
-    text = sql.SQL("{}::{}").format(sql.Identifier(column.name), sql.SQL(column.cast))
-    if column.type == column.cast:
-        text = sql.SQL("{}").format(sql.Identifier(column.name))
-    return Term(text, column.cast, is_descending, column.name not in _NEVER_NULL)
-
-
-def order_terms(order: Sequence[str], view: str, columns: Sequence[ViewColumn]) -> list[Term]:
-    """The terms of an order: names of columns, with `-` before one for the largest first."""
-    found = []
-    for text in order:
-        column, _ = _compared(text.removeprefix("-"), view, columns)
-        found.append(term(column, is_descending=text.startswith("-")))
-    return found
-
-
-def _compared(name: str, view: str, columns: Sequence[ViewColumn]) -> tuple[ViewColumn, str]:
-    """A column by its name and the type that it is compared as; raises InvalidQuery."""
+def column_of(view: str, columns: Sequence[ViewColumn], name: str) -> Term:
+    """A column by its name; raises InvalidQuery with the nearest known ones."""
     known = [column.name for column in columns]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(known)}."
-        raise InvalidQuery(f"{view} has no column {name!r}.", advice=hint)
+        raise InvalidQuery(f"{view} has no column {name!r}.", advice=hint_of(name, known))
     column = columns[known.index(name)]
     if column.cast is None:
         raise InvalidQuery(f"{view}: {name} is {column.type}, which is not compared.")
-    return column, column.cast
+    return column.term

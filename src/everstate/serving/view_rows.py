@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final
 
 import psycopg
 from psycopg import Connection, sql
@@ -20,21 +21,18 @@ from psycopg.sql import Composable, Composed
 
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound
-from everstate.serving.predicates import Term, exact_value
+from everstate.serving.predicates import Term, condition, exact_value, order_term
 from everstate.serving.searching import search_query, searchable
 from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.statements import aware
 from everstate.serving.view_columns import (
     ViewColumn,
     check_known,
+    column_of,
     columns_of,
-    condition,
     key_of,
-    order_terms,
     plan_of,
-    term,
 )
-from everstate.views.control import ViewVersion
 from everstate.views.kinds.timeline import TimelinePlan
 from everstate.views.project import Project
 from everstate.views.tables import Row
@@ -71,7 +69,7 @@ class ViewPage:
     standpoint: Standpoint
     columns: Sequence[ViewColumn]
     rows: Sequence[Row]
-    after: str | None
+    after: str | None = None
     """Continue after the last row with it; ``None``: there are no more rows."""
     more: tuple[str, ...] = ()
     """Names of values after those of the columns."""
@@ -97,10 +95,8 @@ def read_page(
     ContradictoryQuery, NotCaughtUp, Unavailable. Cost: by an index where the view has one in this
     order; else a pass over the view and a sort.
     """
-    check_known(project, view)
 
-    def read(connection: Connection[Any], version: ViewVersion) -> _Rows:
-        shown = _Shown(config.views.schema_name, project, view, version, connection)
+    def read(shown: _Shown) -> ViewPage:
         return shown.page(asked) if asked.words is None else shown.found(asked, asked.words)
 
     return _read(config, project, view, read, wait_for)
@@ -120,37 +116,28 @@ def read_row(
     rows have no key; otherwise as :func:`read_page`. Cost: one row by index for most kinds of
     views.
     """
-    check_known(project, view)
-
-    def read(connection: Connection[Any], version: ViewVersion) -> _Rows:
-        return _Shown(config.views.schema_name, project, view, version, connection).one(key)
-
     try:
-        return _read(config, project, view, read, wait_for)
+        return _read(config, project, view, lambda shown: shown.one(key), wait_for)
     except InvalidQuery as cause:
         raise _no_row(view, key) from cause
-
-
-class _Rows(NamedTuple):
-    columns: Sequence[ViewColumn]
-    rows: Sequence[Row]
-    after: str | None = None
-    more: tuple[str, ...] = ()
 
 
 def _read(
     config: Config,
     project: Project,
     view: str,
-    read: Callable[[Connection[Any], ViewVersion], _Rows],
+    read: Callable[[_Shown], ViewPage],
     wait_for: str | None,
 ) -> ViewPage:
+    check_known(project, view)
+    shown = partial(_Shown, config.views.schema_name, project, view)
     try:
-        standpoint, found = at_one_position(config, project, view, read, wait_for=wait_for)
+        return at_one_position(
+            config, project, view, lambda *given: read(shown(*given)), wait_for=wait_for
+        )
     except psycopg.DataError as cause:
         reason = str(cause).splitlines()[0]
         raise InvalidQuery(f"a value cannot be compared with its column: {reason}.") from cause
-    return ViewPage(standpoint, *found)
 
 
 class _Shown:
@@ -161,16 +148,18 @@ class _Shown:
         schema: str,
         project: Project,
         view: str,
-        version: ViewVersion,
         connection: Connection[Any],
+        standpoint: Standpoint,
     ) -> None:
         self._project, self._schema, self._view = project, schema, view
-        self._version, self._connection = version, connection
+        self._version, self._connection = standpoint.version, connection
+        self._standpoint = standpoint
         self._columns = columns_of(connection, schema, view).get(view, [])
-        self._plan = plan_of(project, view, version)
-        self._key = key_of(project, view, version, self._columns)
+        self._plan = plan_of(project, view, self._version)
+        self._key = key_of(project, view, self._version, self._columns)
+        self._find = partial(column_of, view, self._columns)
 
-    def page(self, asked: RowsQuery) -> _Rows:
+    def page(self, asked: RowsQuery) -> ViewPage:
         """A page in an order."""
         names, terms, relation = self._ordered(asked.order)
         conditions, values = self._conditions(asked)
@@ -179,7 +168,7 @@ class _Shown:
             text, more = _behind(terms, last)
             conditions, values = [*conditions, text], [*values, *more]
         query = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT %s").format(
-            sql.SQL(", ").join([*self._names, *(each.text for each in terms)]),
+            sql.SQL(", ").join([*self._names, *(each.compared for each in terms)]),
             relation,
             sql.SQL(" AND ").join([_ALL, *conditions]),
             sql.SQL(", ").join([each.order for each in terms] or [sql.SQL("1")]),
@@ -190,9 +179,9 @@ class _Shown:
             last_row = rows[asked.limit - 1]
             after = _cursor(self._version.version, names, last_row[len(self._columns) :])
         shown = [row[: len(self._columns)] for row in rows[: asked.limit]]
-        return _Rows(self._columns, shown, after)
+        return ViewPage(self._standpoint, self._columns, shown, after)
 
-    def found(self, asked: RowsQuery, words: str) -> _Rows:
+    def found(self, asked: RowsQuery, words: str) -> ViewPage:
         """The rows that have some words, best first."""
         if asked.order or asked.after is not None or asked.at is not None:
             raise ContradictoryQuery("a search has its own order: give q, or order, after and at.")
@@ -208,9 +197,9 @@ class _Shown:
         conditions, values = self._conditions(asked)
         query = search_query(self._schema, plan, conditions)
         rows = self._rows(query, [words, *values, asked.limit])
-        return _Rows(self._columns, rows, more=(RANK, HEADLINE))
+        return ViewPage(self._standpoint, self._columns, rows, more=(RANK, HEADLINE))
 
-    def one(self, key: Sequence[str]) -> _Rows:
+    def one(self, key: Sequence[str]) -> ViewPage:
         """The row with a key."""
         if self._key is None:
             raise NotFound(
@@ -226,7 +215,7 @@ class _Shown:
                 value = exact_value(column.cast or "", written)
             except (ValueError, InvalidQuery) as cause:
                 raise _no_row(self._view, key) from cause
-            text, more = term(column).same(value)
+            text, more = column.term.same(value)
             conditions.append(text)
             values += more
         query = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1").format(
@@ -235,7 +224,7 @@ class _Shown:
         rows = self._rows(query, values)
         if not rows:
             raise _no_row(self._view, key)
-        return _Rows(self._columns, rows)
+        return ViewPage(self._standpoint, self._columns, rows)
 
     @property
     def _names(self) -> list[Composable]:
@@ -250,28 +239,28 @@ class _Shown:
 
     def _ordered(self, order: Sequence[str]) -> tuple[list[str], list[Term], Composable]:
         """Names and terms of an order in which no two rows are alike, and what they are over."""
-        terms, names = order_terms(order, self._view, self._columns), list(order)
+        terms, names = [order_term(text, self._find) for text in order], list(order)
         if not order and self._plan is not None and self._plan.is_ordered:
             # PostgreSQL numbers the rows in the order of the view's own ORDER BY.
             numbered = sql.SQL(
                 "(SELECT shown.*, row_number() OVER () AS {} FROM {} AS shown) AS numbered"
             ).format(sql.Identifier(_PLACE), self._relation)
-            place = Term(sql.Identifier(_PLACE), "bigint", is_nullable=False)
+            place = Term(_PLACE, sql.Identifier(_PLACE), "bigint", is_nullable=False)
             return [_PLACE], [place], numbered
         if self._key is not None:
             given = {name.removeprefix("-") for name in names}
             for column in self._key:
                 if column.name not in given:
                     names.append(column.name)
-                    terms.append(term(column))
+                    terms.append(column.term)
             return names, terms, self._relation
         # Rows without a key: their whole text, and a number among those that are alike in all.
         text = sql.SQL(
             "(SELECT {0}.*, {0}::text AS {1}, row_number() OVER (PARTITION BY {0}::text) AS {2} "
             "FROM {3} AS {0}) AS numbered"
         ).format(*map(sql.Identifier, (_ROW, _TEXT, _PLACE)), self._relation)
-        terms.append(Term(sql.Identifier(_TEXT), "text", is_nullable=False))
-        terms.append(Term(sql.Identifier(_PLACE), "bigint", is_nullable=False))
+        terms.append(Term(_TEXT, sql.Identifier(_TEXT), "text", is_nullable=False))
+        terms.append(Term(_PLACE, sql.Identifier(_PLACE), "bigint", is_nullable=False))
         return [*names, _TEXT, _PLACE], terms, text
 
     def _conditions(self, asked: RowsQuery) -> tuple[list[Composable], list[Any]]:
@@ -279,7 +268,7 @@ class _Shown:
         parts: list[Composable] = []
         values: list[Any] = []
         for text in asked.where:
-            part, more = condition(text, self._view, self._columns).compose()
+            part, more = condition(text, self._find).compose()
             parts.append(part)
             values += more
         if asked.at is not None:

@@ -31,12 +31,12 @@ from psycopg import errors as pg
 from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import EverstateError, NotFound, TooManyRows, Unavailable
+from everstate.serving.connection import pooled
 from everstate.serving.places import published
-from everstate.serving.pool import pooled
-from everstate.serving.snapshots import at_one_position
+from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.view_columns import ViewColumn, check_known, columns_of, key_of
 from everstate.telemetry import RateLimitedLogger
-from everstate.views.control import ViewStatuses, ViewVersion
+from everstate.views.control import ViewStatuses
 from everstate.views.project import Project
 from everstate.views.tables import Row
 
@@ -274,23 +274,22 @@ class ViewWatch:
     def _read(self, number: int) -> WholeView:
         schema = self._config.views.schema_name
 
-        def read(connection: Connection[Any], version: ViewVersion) -> tuple[Any, ...]:
+        def read(connection: Connection[Any], standpoint: Standpoint) -> tuple[Any, ...]:
             columns = columns_of(connection, schema, self._view).get(self._view, [])
             names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
             query = sql.SQL("SELECT {} FROM {} LIMIT %s").format(
                 names, sql.Identifier(schema, self._view)
             )
             rows = connection.execute(query, (ROWS_MAX + 1,), prepare=False, binary=True).fetchall()
-            return columns, key_of(self._project, self._view, version, columns), rows
+            return standpoint, columns, rows
 
-        standpoint, (columns, key, rows) = at_one_position(
-            self._config, self._project, self._view, read
-        )
+        standpoint, columns, rows = at_one_position(self._config, self._project, self._view, read)
         if len(rows) > ROWS_MAX:
             raise TooManyRows(self._view, ROWS_MAX)
-        version = standpoint.version.version
+        version = standpoint.version
+        key = key_of(self._project, self._view, version, columns)
         by_key = _by_key(columns, key, rows)
-        return WholeView(number, standpoint.token, version, columns, key, by_key)
+        return WholeView(number, standpoint.token, version.version, columns, key, by_key)
 
 
 @contextmanager

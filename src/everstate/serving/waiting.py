@@ -12,8 +12,8 @@ from psycopg import sql
 from everstate.changes.tokens import Claim, Partition, Spot, Token, parse_token
 from everstate.config import Config
 from everstate.errors import InvalidToken, NotCaughtUp, NotFound
+from everstate.serving.connection import pooled
 from everstate.serving.places import applied_of, check_log, mark_of, published, spots_of
-from everstate.serving.pool import pooled
 from everstate.views.control import ViewStatuses
 from everstate.views.project import Project
 from everstate.views.tables import latest_of

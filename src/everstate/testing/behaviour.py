@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
+from everstate.changes.values import model_json
 from everstate.declarations.commands import CommandGroup, Decide, Evolve
 from everstate.errors import Rejected
-from everstate.sources.commands.facts import fact_json, facts_of
+from everstate.sources.commands.facts import facts_of
 
 
 class Behaviour:
@@ -129,4 +130,4 @@ def _booleans(value: Any) -> Any:
 
 def _said(facts: Iterable[Any]) -> list[Any]:
     """Where facts say ``true`` or ``false`` in the log."""
-    return [_booleans(json.loads(fact_json(fact))) for fact in facts]
+    return [_booleans(json.loads(model_json(fact))) for fact in facts]

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from everstate.changes.values import model_json
 from everstate.config import Config
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import Rejected
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames
-from everstate.sources.commands.facts import fact_json, facts_of
+from everstate.sources.commands.facts import facts_of
 from everstate.testing.log_checker import exact, exact_text, read_topic
 
 _PROBLEMS_MAX: Final = 50
@@ -117,7 +118,7 @@ def _run_model(group: CommandGroup, commands: Sequence[Record]) -> _Expected:
                     "entity": group.entity_type.name,
                     "kind": _kind(state, after),
                     "record key": message["key"],
-                    "event": {"type": type(fact).__name__, "data": exact(fact_json(fact))},
+                    "event": {"type": type(fact).__name__, "data": exact(model_json(fact))},
                     "originalEntityState": _plain(group, state),
                     "currentEntityState": _plain(group, after),
                     "occurredAt": message["occurredAt"],

@@ -46,8 +46,8 @@ class ViewBehaviour:
         """
         plan = app.view_plan(name)
         declared = plan.declared
-        over_states = isinstance(declared, ViewDefinition) and plan.source == "live"
-        if not over_states or declared is None or declared.rules or declared.ttl:
+        is_sql = isinstance(declared, ViewDefinition) and not (declared.rules or declared.ttl)
+        if not is_sql or plan.source != "live":
             raise InvalidView(
                 name,
                 f"its rows ({plan.kind}) do not follow from the present states alone, so that "

@@ -14,7 +14,7 @@ import sqlglot
 from sqlglot import exp
 
 from everstate.changes import EntityType
-from everstate.changes.annotations import meant
+from everstate.changes.fields import meant
 from everstate.changes.keys import NAME
 from everstate.errors import InvalidView
 from everstate.views.definition import ViewDefinition

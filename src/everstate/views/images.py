@@ -39,14 +39,9 @@ class _Block(msgspec.Struct, gc=False):
     transaction: msgspec.Raw = _NULL
 
 
-class _State(msgspec.Struct, rename="camel", gc=False):
-    current_entity_state: msgspec.Raw = _NULL
-
-
 _cut = msgspec.json.Decoder(_Cut).decode
 _newest = msgspec.json.Decoder(_Newest).decode
 _block = msgspec.json.Decoder(_Block).decode
-_state = msgspec.json.Decoder(_State).decode
 
 
 class Images(NamedTuple):
@@ -102,11 +97,6 @@ def text_of(values: pa.Array) -> bytes:
     """
     written = values.buffers()[2]
     return b"" if written is None else written.to_pybytes()
-
-
-def state_text(raw_value: bytes) -> bytes:
-    """JSON text of the current state in a readable message."""
-    return bytes(_state(raw_value).current_entity_state)
 
 
 def latest_json(raw_value: bytes) -> bytes:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from everstate.views.json_texts import json_texts
-from everstate.views.tables import Sum, SumTable, planned_column
+from everstate.views.tables import KeptTable, Sum, planned_column
 
 _DECIMAL128_DIGITS: Final = 38
 _BATCH_DIGITS: Final = 10
@@ -19,7 +19,7 @@ _SUMMED_MAX: Final = 2**63 // 10**_BATCH_DIGITS
 _COUNTED: Final = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)
 
 
-def sum_deltas(table: SumTable, changes: pa.Table) -> pa.Table:
+def sum_deltas(table: KeptTable, changes: pa.Table) -> pa.Table:
     """Sums per group of the values that changes subtract (`original`) and add (the other images).
 
     Out: groups, then sums; counts as int64, sums as int64 or decimal without overflow. Groups
@@ -46,7 +46,7 @@ def sum_deltas(table: SumTable, changes: pa.Table) -> pa.Table:
     return found.filter(changed)
 
 
-def _added(table: SumTable) -> list[str]:
+def _added(table: KeptTable) -> list[str]:
     """Names of added columns (counts and sums); the others are maximum or minimum."""
     return [name for name, kind in table.sums if kind in ("count", "sum")]
 
@@ -73,7 +73,7 @@ def grouped(values: pa.Array) -> pa.Array:
     return json_texts(values) if pa.types.is_nested(values.type) else one_zero(values)
 
 
-def _counted(table: SumTable, images: pa.ChunkedArray) -> pa.Table:
+def _counted(table: KeptTable, images: pa.ChunkedArray) -> pa.Table:
     """Groups and inputs of the images that count in the view: one row or several for each."""
     present = images.combine_chunks()
     present = present.filter(present.is_valid())

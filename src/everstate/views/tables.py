@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 LATEST_COLUMNS: Final = (
     *("key", "version", "change_id", "kind", "as_of", "occurred_at", "recorded_at"),
@@ -25,11 +25,12 @@ Image: TypeAlias = Literal["original", "current", "change"]
 """The part of a change that a view uses: the state before, the state after, or the change."""
 Sum: TypeAlias = Literal["count", "sum", "max", "min"]
 """How values are aggregated; the last two only where nothing is ever subtracted."""
-Merge: TypeAlias = Literal["row", "sum", "append"]
-"""How a batch is merged: the newest version of a key wins, sums are added, rows are appended.
+Merge: TypeAlias = Literal["row", "cache", "keys", "sum", "append", "history"]
+"""How a batch is merged.
 
-Every store implements these three; every kind of view (:mod:`everstate.views.kinds`) uses one of
-them.
+`row`: the newest version of a key wins; `cache`: the same for rows that expire; `keys`: all rows of
+a key are replaced; `sum`: sums are added; `append`: a row for each change is appended; `history`:
+the changes themselves are. Every kind of view (:mod:`everstate.views.kinds`) uses one of them.
 """
 
 
@@ -49,15 +50,24 @@ def history_of(entity: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionTable:
-    """What the tables of all versions have."""
+class KeptTable:
+    """The table of one version of a view."""
 
     view: str
     version: int
     fingerprint: str
-    has_rules: bool = field(default=False, kw_only=True)
+    merge: Merge
+    columns: tuple[str, ...] = ()
+    """Columns of a row delta, where each image gives one row at most."""
+    images: tuple[Image, ...] = ()
+    """The images that have a row delta; none where changes are stored as they are."""
+    groups: tuple[str, ...] = ()
+    sums: tuple[tuple[str, Sum], ...] = ()
+    """Sums by their kind, of each group and of a shard per partition."""
+    lifetime_us: int = 0
+    """Microseconds that a row of a `cache` is kept after its entity's last change."""
+    has_rules: bool = False
     """Whether planned changes have a column with the treatment by the view's rules."""
-    merge: ClassVar[Merge]
 
     @property
     def name(self) -> str:
@@ -65,51 +75,14 @@ class VersionTable:
         return physical(self.view, self.version)
 
 
-@dataclass(frozen=True, slots=True)
-class RowTable(VersionTable):
-    """One row per key: ``columns`` of its newest version, if the view's WHERE holds for it."""
-
-    columns: tuple[str, ...]
-    images: tuple[Image, ...] = ("current",)
-    lifetime_us: int | None = None
-    """Microseconds that a row is kept after its entity's last change; ``None``: for ever."""
-    merge: ClassVar[Merge] = "row"
-
-
-@dataclass(frozen=True, slots=True)
-class SumTable(VersionTable):
-    """Sums per group: ``groups``, a shard per partition, and ``sums`` by their kind."""
-
-    groups: tuple[str, ...]
-    sums: tuple[tuple[str, Sum], ...]
-    images: tuple[Image, ...] = ("original", "current")
-    merge: ClassVar[Merge] = "sum"
-
-
-@dataclass(frozen=True, slots=True)
-class AppendTable(VersionTable):
-    """One row per change for which the view's WHERE holds, with its ``columns``; never updated."""
-
-    columns: tuple[str, ...]
-    images: ClassVar[tuple[Image, ...]] = ("change",)
-    merge: ClassVar[Merge] = "append"
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryTable(VersionTable):
-    """Every change, appended."""
-
-    fingerprint: str = HISTORY_FINGERPRINT
-    images: ClassVar[tuple[Image, ...]] = ()
-    merge: ClassVar[Merge] = "append"
-
-
-@dataclass(frozen=True, slots=True)
-class PythonTable(VersionTable):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonTable(KeptTable):
     """The rows that a function returns for each key, computed from all changes of the key."""
 
+    merge: Merge = "keys"
+    images: tuple[Image, ...] = ("change",)
     function: Callable[[Any], Any] = field(compare=False)
-    columns: tuple[Any, ...]
+    returned: tuple[Any, ...]
     """The columns of a row, as Arrow fields."""
     fields: tuple[Any, ...]
     """The fields of the states that the function gets, as Arrow fields."""
@@ -117,11 +90,6 @@ class PythonTable(VersionTable):
     """Name under which the history is read, for the changes before a batch."""
     call_s_max: float = 60.0
     """Seconds after which a call of the function with up to 20,000 changes is given up."""
-    images: ClassVar[tuple[Image, ...]] = ("change",)
-    merge: ClassVar[Merge] = "row"
-
-
-KeptTable: TypeAlias = RowTable | SumTable | AppendTable | HistoryTable | PythonTable
 
 
 def planned_columns(table: KeptTable) -> tuple[str, ...]:
@@ -159,7 +127,7 @@ class Core:
     entity: str
     topic: str
     riders: tuple[KeptTable, ...] = ()
-    ids: HistoryTable | None = None
+    ids: KeptTable | None = None
     """The history in which ids of older versions are looked up, if there is one."""
     generation: int = 1
     version: int = 1

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,16 +30,15 @@ from everstate.config import Config
 from everstate.errors import DataLoss, EverstateError, Fenced
 from everstate.log.positions import Offsets, check_ends
 from everstate.log.topics import TopicIdentity, Topics
-from everstate.parts import waits, works
 from everstate.pipeline.spark.parse import parse, parsed_schema
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans, read_ranges
+from everstate.runtime.worker import Worker
 
 logger = logging.getLogger("everstate.archive")
 
 _LEDGER_APPENDS: Final = 50
 _LEDGER_S: Final = 86_400
-_RETRY_S_MIN: Final = 0.5
 _RETENTION_TIMES_MAX: Final = 8
 _POOL: Final = "archive"
 
@@ -64,7 +62,7 @@ class ArchivedBatch:
     """Whether this batch reached the end that the log had when it began."""
 
 
-class Archiver:
+class Archiver(Worker):
     """Archives one entity type; one process at a time, a second one is fenced.
 
     A step reads the position from the table and the end offsets from the log, and commits the
@@ -86,6 +84,10 @@ class Archiver:
         self._spark, self._config, self._entity_type = spark, config, entity_type
         self._offsets, self._topics, self._generation = offsets, topics, generation
         self._entity = entity_type.name
+        self.doing = f"archiving of {self._entity}"
+        self.retry_s = (0.5, config.pipeline.retry_s_max)
+        self._round_due = 0.0
+        """When the next round begins, which archives up to the end of the log."""
         self._topic = topics.names.changes(self._entity, generation)
         self._path = table_path(config, self._entity)
         self._log = ArchiveLog(config, self._entity)
@@ -135,7 +137,7 @@ class Archiver:
             ),
         )
         ARCHIVED.labels(self._entity).inc(sum(file.rows for file in commit.added))
-        return ArchivedBatch(
+        batch = ArchivedBatch(
             entity=self._entity,
             epoch=note.epoch + 1,
             commit_version=commit.version,
@@ -146,56 +148,37 @@ class Archiver:
             seconds=time.monotonic() - begun,
             caught_up=all(moved[partition] >= end for partition, end in ends.items()),
         )
+        logger.info(
+            "archived %d changes of %s in %.1f s (commit %d)",
+            *(batch.rows, batch.entity, batch.seconds, batch.commit_version),
+        )
+        return batch
 
-    def run(
-        self,
-        stop: threading.Event,
-        *,
-        on_batch: Callable[[ArchivedBatch], None] = lambda _batch: None,
-    ) -> None:
-        """Archive every ``archive.trigger_s`` until ``stop`` is set, and once more then.
+    def pause_s(self, done: object) -> float:
+        """None until the end of the log; then until ``archive.trigger_s`` after the last round."""
+        if isinstance(done, ArchivedBatch) and not done.caught_up:
+            return 0.0
+        now = time.monotonic()
+        pause_s = max(0.0, self._round_due - now)
+        self._round_due = now + pause_s + self._config.archive.trigger_s
+        return pause_s
 
-        A retryable error (an unreachable broker, a full disk) is logged and the step retried, with
-        pauses up to ``pipeline.retry_s_max``; any other error ends the run.
-        """
-        pause = _RETRY_S_MIN
-        while True:
-            due = time.monotonic() + self._config.archive.trigger_s
-            stopping = stop.is_set()
-            try:
-                self.catch_up(stop, on_batch=on_batch)
-                works()
-                pause = _RETRY_S_MIN
-            except EverstateError as error:
-                if not error.retryable:
-                    raise
-                if stopping:
-                    logger.warning(
-                        "archiving of %s stops with records left: %s", self._entity, error
-                    )
-                    return
-                logger.warning(
-                    "archiving of %s is retried in %.1f s: %s", self._entity, pause, error
-                )
-                waits(error, pause)
-                due = time.monotonic() + pause
-                pause = min(2 * pause, self._config.pipeline.retry_s_max)
-            if stopping:
-                return
-            stop.wait(max(0.0, due - time.monotonic()))
+    def run(self, stop: threading.Event) -> None:
+        """Archive every ``archive.trigger_s`` until ``stop`` is set, and once more then."""
+        super().run(stop)
+        try:
+            self.step()
+        except EverstateError as error:
+            if not error.retryable:
+                raise
+            logger.warning("%s stops with records left: %s", self.doing, error)
 
-    def catch_up(
-        self,
-        stop: threading.Event | None = None,
-        *,
-        on_batch: Callable[[ArchivedBatch], None] = lambda _batch: None,
-    ) -> int:
+    def catch_up(self) -> int:
         """Step until a batch reaches the end of the log; returns the records archived."""
         rows = 0
         while (batch := self.step()) is not None:
             rows += batch.rows
-            on_batch(batch)
-            if batch.caught_up or (stop is not None and stop.is_set()):
+            if batch.caught_up:
                 break
         return rows
 

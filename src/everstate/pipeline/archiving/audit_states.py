@@ -30,20 +30,19 @@ from pyspark.sql.types import (
 
 from everstate.changes import EntityType
 from everstate.changes.equality import decimal_text, one_text
+from everstate.changes.fields import FieldTree, FieldType, tree_of
 from everstate.changes.json_numbers import JsonNumber, decode, encode_sorted
-from everstate.changes.names import written_name
-from everstate.changes.places import PlaceKind, ValuePlace
 from everstate.pipeline.spark.states import state_schema
 
 BEFORE, AFTER = "before", "after"
 _RAW: Final = "raw_value"
 _NULL: Final = msgspec.Raw(b"null")
 _EXACT_MAX: Final = 2**53
-_KINDS: Final[tuple[tuple[type[DataType], PlaceKind], ...]] = (
+_KINDS: Final[tuple[tuple[type[DataType], FieldType], ...]] = (
     (DecimalType, "decimal"),
     (DoubleType, "float"),
-    (TimestampType, "time"),
-    (TimestampNTZType, "time"),
+    (TimestampType, "timestamp"),
+    (TimestampNTZType, "timestamp"),
 )
 
 
@@ -65,7 +64,7 @@ class StateDigests:
     the place says to be a decimal or a time is too, in any of its texts.
     """
 
-    place: ValuePlace
+    place: FieldTree
     defaults: Mapping[str, Any]
     """What a state without the field has there."""
     only_known: bool
@@ -82,11 +81,11 @@ class StateDigests:
             meant = text  # not read by everyone: then the texts have to be equal
         return by_text(meant)
 
-    def _meant(self, value: Any, place: ValuePlace | None) -> Any:
+    def _meant(self, value: Any, place: FieldTree | None) -> Any:
         """A value in the one form of all equal values."""
         if value is None or value is True or value is False:
             return value
-        if place is not None and place.kind is not None:
+        if place is not None and place.rule is not None:
             value = one_text(place, value, ())
         if isinstance(value, str):
             return value
@@ -97,7 +96,7 @@ class StateDigests:
             return [self._meant(each, element) for each in value]
         return _number(value)
 
-    def _members(self, value: dict[str, Any], place: ValuePlace | None) -> dict[str, Any]:
+    def _members(self, value: dict[str, Any], place: FieldTree | None) -> dict[str, Any]:
         if place is None or not place.members:
             element = None if place is None else place.element
             return {name: self._meant(part, element) for name, part in value.items()}
@@ -145,31 +144,34 @@ def state_digests(entity_type: EntityType | None, stored: DataType) -> StateDige
     """
     if entity_type is None:
         return StateDigests(_place(stored), {}, False)
-    model = entity_type.model
-    place = _place(state_schema(entity_type))
-    for name, computed in model.model_computed_fields.items():
-        place.members.pop(computed.alias or name, None)  # what it is made of is compared
-    return StateDigests(
-        place, dict(_defaults(entity_type)), model.model_config.get("extra") != "allow"
-    )
+    tree, place = tree_of(entity_type.model), _place(state_schema(entity_type))
+    for each in tree.computed:
+        place.members.pop(each.written, None)  # what it is made of is compared
+    return StateDigests(place, dict(_defaults(tree)), not tree.keeps_unknown)
 
 
-def _defaults(entity_type: EntityType) -> Iterator[tuple[str, Any]]:
-    for name, info in entity_type.model.model_fields.items():
-        if info.is_required() or info.default_factory not in (None, list, dict, set):
+def _defaults(tree: FieldTree) -> Iterator[tuple[str, Any]]:
+    for each in tree.fields:
+        info = each.info
+        if (
+            info is None
+            or info.is_required()
+            or info.default_factory not in (None, list, dict, set)
+        ):
             continue
         default = info.get_default(call_default_factory=True, validated_data={})
         if default is not None:
-            yield written_name(name, info), to_jsonable_python(default, fallback=str)
+            yield each.written, to_jsonable_python(default, fallback=str)
 
 
-def _place(kind: DataType) -> ValuePlace:
+def _place(kind: DataType) -> FieldTree:
     if isinstance(kind, StructType):
-        return ValuePlace(members={part.name: _place(part.dataType) for part in kind})
+        return FieldTree(members={part.name: _place(part.dataType) for part in kind})
     if isinstance(kind, (ArrayType, MapType)):
         inside = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
-        return ValuePlace(element=_place(inside))
-    return ValuePlace(next((known for types, known in _KINDS if isinstance(kind, types)), None))
+        return FieldTree(element=_place(inside))
+    rule = next((known for types, known in _KINDS if isinstance(kind, types)), None)
+    return FieldTree(rule=rule)
 
 
 def with_digests(messages: DataFrame, digest: Digest) -> DataFrame:

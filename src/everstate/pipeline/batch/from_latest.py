@@ -20,7 +20,7 @@ from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.pipeline.spark.states import state_read
 from everstate.views.control import Control
-from everstate.views.database import connect_views, views_errors
+from everstate.views.database import connect_views
 from everstate.views.kinds import LatestPlan
 
 _ROWS_PER_TASK: Final = 100_000
@@ -45,7 +45,7 @@ class LatestRows:
 def latest_snapshot(config: Config, entity: str) -> Iterator[LatestRows]:
     """Hold a snapshot of the views' database; tasks can read in it as long as the block lasts."""
     dsn = config.views_dsn
-    with views_errors(dsn), connect_views(dsn) as connection:
+    with connect_views(dsn) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         with connection.transaction():
             control = Control(connection, config.views.schema_name)
@@ -84,7 +84,6 @@ def _read(found: LatestRows, bucket: int, buckets: int) -> Iterator[pa.RecordBat
     condition = sql.SQL(" AND ('x' || substr(md5(key), 1, 4))::bit(16)::int % {} = {}")
     query = sql.SQL(found.query) + condition.format(sql.Literal(buckets), sql.Literal(bucket))
     with (
-        views_errors(found.dsn),
         connect_views(found.dsn) as connection,
         connection.transaction(),
     ):

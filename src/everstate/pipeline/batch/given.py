@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.pipeline.batch.rows import Accepted, batch_rows, rows_as_shown
+from everstate.pipeline.batch.rows import Accepted, as_written, batch_rows, entities_read
 from everstate.pipeline.spark.session import spark_errors, spark_session
 from everstate.pipeline.spark.states import state_read
 from everstate.views.kinds import ViewPlan
@@ -45,6 +45,7 @@ def given_rows(
     with spark_errors(f"view {plan.name}"):
         for part in plan.parts or (plan,):
             # Readers may see less than is kept, and Spark computes no more than is asked for.
-            with batch_rows(part, accepted(part.entity)) as kept:
+            with batch_rows(part, [accepted(part.entity)]) as kept:
                 kept.write.format("noop").mode("overwrite").save()
-        return rows_as_shown(plan, accepted).toArrow()
+        read = [accepted(entity) for entity in entities_read(plan)]
+        return as_written(plan, read, plan.batch_as_shown).toArrow()

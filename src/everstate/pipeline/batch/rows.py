@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DecimalType
@@ -19,11 +18,7 @@ from everstate.changes import EntityType
 from everstate.pipeline.spark.functions import leaving_a_slot
 from everstate.views.grammar import change_schema
 from everstate.views.kinds import ViewPlan
-from everstate.views.kinds.composed import ComposedPlan
-from everstate.views.kinds.join_sums import JoinSumsPlan
-from everstate.views.kinds.python import PythonPlan
-from everstate.views.parsing import reading
-from everstate.views.tables import Merge, Sum, SumTable
+from everstate.views.tables import Sum
 from everstate.views.whole_keys import PLACE, InBatch
 
 
@@ -64,94 +59,56 @@ class LiveOnly:
     live: DataFrame
 
 
+def entities_read(plan: ViewPlan) -> tuple[str, ...]:
+    """The entity types whose accepted changes the batch of a view reads, in its order."""
+    return tuple(part.entity for part in plan.parts) or (plan.entity,)
+
+
 @contextmanager
 def batch_rows(
-    plan: ViewPlan, accepted: Accepted | LiveOnly, *, for_table: bool = False
+    plan: ViewPlan, accepted: Sequence[Accepted | LiveOnly], *, for_table: bool = False
 ) -> Iterator[DataFrame]:
-    """Rows of a view at the position of the accepted changes, in the columns of `plan.kept`.
+    """Rows of a view at the position of the accepted changes, in the columns of `plan.compared`.
 
-    ``for_table``: in the columns of its table, where sums have a row for each shard.
+    ``accepted``: of each of its inputs. ``for_table``: in the columns of its table, where sums
+    have a row for each shard.
     """
-    source: DataFrame = getattr(accepted, plan.source)
-    with named(source, f"everstate_{plan.name}_{uuid4().hex}") as table:
-        rows = source.sparkSession.sql(plan.batch_sql(table))
-        if isinstance(plan, PythonPlan):
-            yield _by_function(rows, plan)
-            return
-        yield _MERGED[plan.table(0).merge](rows, plan, for_table)
+    sources: list[DataFrame] = [getattr(each, plan.source) for each in accepted]
+    with _named(plan, sources) as tables:
+        rows = sources[0].sparkSession.sql(plan.batch(tables))
+        if (function := plan.function) is not None:
+            kinds = [("key", pa.string()), (PLACE, pa.int32()), *function.returned]
+            # A task has all changes of its keys.
+            changes = leaving_a_slot(rows)
+            rows = changes.mapInArrow(InBatch(function), from_arrow_schema(pa.schema(kinds)))
+        elif plan.sums_kept is not None:
+            groups, sums = plan.sums_kept
+            rows = _sums(rows, (*groups, *(("shard",) if for_table else ())), sums)
+        yield rows
+
+
+def as_written(plan: ViewPlan, accepted: Sequence[Accepted], sql: str) -> DataFrame:
+    """Rows of the author's SQL, or of a form of it, over the accepted changes of each input.
+
+    Its tables have other names here: the session may have some of these names, or another thread.
+    """
+    rows = [each.as_changes if plan.source == "changes" else each.live for each in accepted]
+    with _named(plan, rows) as tables:
+        # Spark resolves the names of tables here, so the temporary tables may be dropped after it.
+        return rows[0].sparkSession.sql(plan.over(sql, tables))
 
 
 @contextmanager
-def composed_tables(
-    plan: ComposedPlan, accepted: Mapping[str, Accepted]
-) -> Iterator[dict[str, str]]:
-    """The names of temporary Spark SQL tables of a view's inputs, by the names of the inputs."""
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(
-                named(getattr(each, plan.reads), f"everstate_{name}_{uuid4().hex}")
-            )
-            for name, each in accepted.items()
-        }
-
-
-def composed_rows(spark: SparkSession, plan: ComposedPlan, tables: Mapping[str, str]) -> DataFrame:
-    """Rows of a view over other views, in the columns of `plan.compared`."""
-    rows = spark.sql(plan.batch(tables))
-    if isinstance(plan, JoinSumsPlan):
-        return _sums(rows, plan.group_names, [(name, kind) for name, kind, _ in plan.sums])
-    return rows
-
-
-def rows_as_shown(plan: ViewPlan, accepted: Callable[[str], Accepted]) -> DataFrame:
-    """Rows that readers see of a view that has a text of them; ``accepted``: by entity type."""
-    if not isinstance(plan, ComposedPlan):
-        return as_written(plan, accepted(plan.entity), plan.batch_as_shown)
-    of_parts = {part.name: part.entity for part in plan.parts}
-    inputs = {name: accepted(of_parts.get(name, plan.entity)) for name in plan.inputs}
-    # Spark resolves the names of tables here, so the temporary tables may be dropped after it.
-    with composed_tables(plan, inputs) as tables:
-        spark = next(iter(inputs.values())).changes.sparkSession
-        return spark.sql(plan.as_shown(tables))
-
-
-def as_written(plan: ViewPlan, accepted: Accepted, sql: str) -> DataFrame:
-    """Rows of the author's SQL, or of a form of it, over the accepted changes.
-
-    Its table has another name here: the session may have one of that name, or another thread.
-    """
-    rows = accepted.as_changes if plan.source == "changes" else accepted.live
-    with named(rows, f"everstate_{plan.name}_{uuid4().hex}") as table:
-        # Spark resolves the names of tables here, so the temporary table may be dropped after it.
-        return rows.sparkSession.sql(reading(sql, table))
-
-
-@contextmanager
-def named(rows: DataFrame, name: str) -> Iterator[str]:
-    """Rows as a temporary Spark SQL table with this name."""
-    rows.createOrReplaceTempView(name)
+def _named(plan: ViewPlan, sources: Sequence[DataFrame]) -> Iterator[list[str]]:
+    """Temporary Spark SQL tables of a view's inputs, by their names."""
+    tables = [f"everstate_{plan.name}_{uuid4().hex}" for _ in sources]
+    for rows, table in zip(sources, tables, strict=True):
+        rows.createOrReplaceTempView(table)
     try:
-        yield name
+        yield tables
     finally:
-        rows.sparkSession.catalog.dropTempView(name)
-
-
-def _by_function(changes: DataFrame, plan: PythonPlan) -> DataFrame:
-    """Rows that the function of a Python view returns; a task has all changes of its keys."""
-    kinds = [("key", pa.string()), (PLACE, pa.int32()), *plan.columns_given]
-    changes = leaving_a_slot(changes)
-    return changes.mapInArrow(InBatch(plan.table(0)), from_arrow_schema(pa.schema(kinds)))
-
-
-def _as_they_are(rows: DataFrame, _plan: ViewPlan, _for_table: bool) -> DataFrame:
-    return rows
-
-
-def _summed(inputs: DataFrame, plan: ViewPlan, for_table: bool) -> DataFrame:
-    """Groups and sums in the store's order."""
-    table = plan.table(0)
-    assert isinstance(table, SumTable)
-    return _sums(inputs, (*table.groups, *(("shard",) if for_table else ())), table.sums)
+        for table in tables:
+            sources[0].sparkSession.catalog.dropTempView(table)
 
 
 def _sums(inputs: DataFrame, groups: Sequence[str], wanted: Sequence[tuple[str, Sum]]) -> DataFrame:
@@ -169,10 +126,3 @@ def _sums(inputs: DataFrame, groups: Sequence[str], wanted: Sequence[tuple[str, 
         value = F.col(name).cast("decimal(38, 0)") if whole else F.col(name)
         sums.append(F.coalesce(F.sum(value), F.lit(0)).alias(name))
     return inputs.groupBy(*groups).agg(*sums)
-
-
-_MERGED: Final[Mapping[Merge, Callable[[DataFrame, ViewPlan, bool], DataFrame]]] = {
-    "row": _as_they_are,
-    "sum": _summed,
-    "append": _as_they_are,
-}

@@ -8,7 +8,6 @@ version's topic, which names the next topic and the offset to continue at.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -24,33 +23,35 @@ from everstate.log.positions import Ends, Offsets
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
-from everstate.parts import waits, works
 from everstate.pipeline.derive.building import TopicBuild
 from everstate.pipeline.derive.declare import declare_topic, open_topic_version
 from everstate.pipeline.derive.joining import JoinGate, entities_as_of, history_vector
 from everstate.pipeline.derive.reading import AcceptedChange, AcceptedReader, check_source
 from everstate.pipeline.keeping.spans import ArchivedOffsets
+from everstate.runtime.worker import Worker
 from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
 from everstate.views.project import Project
-from everstate.views.tables import Core, RowTable, covers
+from everstate.views.tables import Core, KeptTable, covers
 
 logger = logging.getLogger(__name__)
 
 _WAIT_S: Final = 0.1
 _JUDGED_S: Final = 0.02
 """How often the core's position is read while records wait for it."""
-_RETRY_S: Final = 2.0
 _HOUR_MS: Final = 3_600_000
 
 
-class TopicKeeper:
+class TopicKeeper(Worker):
     """Keeps the versions of one derived topic; one process at a time, a second fences the first."""
+
+    retry_s = (2.0, 2.0)
 
     def __init__(
         self, config: Config, project: Project, derivation: Derivation, spark: SparkSession
     ) -> None:
         self._config, self._project, self._spark = config, project, spark
         self.name, self.entity = derivation.name, derivation.entity
+        self.doing = f"keeping of derived topic {derivation.name}"
         self._declared = derivation
         self._publisher = OncePublisher(config, f"derive-{derivation.name}")
         self._database = ControlConnection(config)
@@ -76,7 +77,7 @@ class TopicKeeper:
 
     def _mirror(self, control: Control, row: ViewVersion, vector: Mapping[int, int]) -> None:
         """Copy a version's position from the log to the registry, which is never ahead."""
-        table = RowTable(self.name, row.version, row.fingerprint, ())
+        table = KeptTable(self.name, row.version, row.fingerprint, "append")
         known = control.vector(self.name, row.version)
         for partition, offset in vector.items():
             if known.get(partition, offset) < offset:
@@ -121,6 +122,10 @@ class Deriver(TopicKeeper):
         self._drop()
         super().close()
 
+    def open(self) -> None:
+        """Prepare a run."""
+        self.prepare()
+
     def prepare(self) -> None:
         """Register the declared topic; the core must have been prepared."""
         with self._database.connected() as control:
@@ -128,21 +133,15 @@ class Deriver(TopicKeeper):
         if step.what != "same":
             logger.info("derived topic %s: version %d, %s", self.name, step.version, step.what)
 
-    def run(self, stop: threading.Event) -> None:
-        """Publish until ``stop`` is set; retryable errors are retried."""
-        while not stop.is_set():
-            try:
-                if not self.step() and any(reader.waiting for reader in self._readers.values()):
-                    stop.wait(_JUDGED_S)
-                works()
-            except EverstateError as error:
-                self._store_error(error.message)
-                if not error.retryable:
-                    raise
-                logger.warning("derived topic %s is retried: %s", self.name, error)
-                waits(error, _RETRY_S)
-                self._drop()
-                stop.wait(_RETRY_S)
+    def pause_s(self, done: object) -> float:
+        """A step waits for records itself, but not for the core, which judges them."""
+        waits_for_core = any(reader.waiting for reader in self._readers.values())
+        return _JUDGED_S if waits_for_core and not done else 0.0
+
+    def failed(self, error: EverstateError) -> None:
+        """Store the reason, and read again what was not published."""
+        self._store_error(error.message)
+        self._drop()
 
     def step(self) -> int:
         """Publish newly accepted changes, and a part of each build; returns the record count.

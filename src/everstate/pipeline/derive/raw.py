@@ -7,7 +7,6 @@ has its change's id, version and offset, and readers skip versions that they hav
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,11 +17,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from everstate.changes.derived import Derivation, derivation_of
 from everstate.config import Config
-from everstate.errors import InvalidConfig, PipelineError
+from everstate.errors import EverstateError, InvalidConfig, PipelineError, Unavailable
 from everstate.log.client import spark_options, spark_sink_options
 from everstate.log.derived import Barrier, DerivedNote, barriers
 from everstate.log.record import OutRecord
-from everstate.parts import works
 from everstate.pipeline.derive.declare import declare_topic
 from everstate.pipeline.derive.deriver import TopicKeeper
 from everstate.pipeline.derive.expressions import raw_records
@@ -37,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 _TRIGGER: Final = "30 seconds"
 """Batch length: a restarted query repeats at most this; its position is updated as often."""
-_POLL_S: Final = 1.0
 
 
 def slots_needed(partitions: Mapping[str, int]) -> int:
@@ -72,6 +69,18 @@ class RawDeriver(TopicKeeper):
         self._queries = {}
         super().close()
 
+    def open(self) -> None:
+        """Prepare a run; first the pipeline must have created the tables of the views."""
+        with self._database.connected() as control:
+            control.install()
+            if not control.core_vector(self.entity):
+                raise Unavailable("the pipeline has not created the tables of the views yet.")
+        self.prepare()
+
+    def may_pass(self, error: EverstateError) -> bool:
+        """Only until queries run: then a new worker begins with the progress in the log."""
+        return error.retryable and not self._queries
+
     def prepare(self) -> None:
         """Register the declared topic; the core must have been prepared."""
         progress = self._publisher.open()
@@ -86,15 +95,11 @@ class RawDeriver(TopicKeeper):
         """The version that the log says readers read."""
         return None if self._note is None else self._note.published
 
-    def run(self, stop: threading.Event) -> None:
-        """Run until ``stop`` is set; raises PipelineError when a query ends."""
-        while not stop.is_set():
-            self.step()
-            works()
-            stop.wait(_POLL_S)
-
     def step(self) -> None:
-        """Start wanted queries that do not run, stop others, and store each query's position."""
+        """Start wanted queries that do not run, stop others, and store each query's position.
+
+        Raises PipelineError when a query ended.
+        """
         with self._database.connected() as control:
             rows = {row.version: row for row in control.versions(self.name)}
             wanted = {v for v, row in rows.items() if row.status in (LIVE, BUILDING)}

@@ -8,9 +8,8 @@ read before the log, and its changes get some time to arrive, so a change on its
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -30,6 +29,7 @@ from everstate.pipeline.drift import tasks
 from everstate.pipeline.spark.parse import state_fault
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import read_ranges
+from everstate.runtime.worker import Worker
 
 logger = logging.getLogger("everstate.pipeline.drift.check")
 
@@ -47,7 +47,6 @@ REPAIRED = Counter(
 Action = Literal["none", "republished", "rebuilt"]
 
 _DRIFT: Final = (What.MISSING, What.STALE, What.DIFFERENT, What.EXTRA)
-_POLL_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,37 +314,41 @@ def _measure(report: DriftReport) -> None:
     CHECKED.labels(report.entity).set(report.checked_at.timestamp())
 
 
-def drift_on_schedule(
-    spark: SparkSession,
-    config: Config,
-    entity_types: Mapping[str, EntityType],
-    truths: Mapping[str, Truth],
-) -> Callable[[threading.Event], None]:
-    """A part of the pipeline: compares every `drift.every_s`, and repairs with `drift.repair`.
+class ScheduledDrift(Worker):
+    """Compares every `drift.every_s`, and repairs with `drift.repair`.
 
     An error is logged, and the comparison is made at the next time: no other part depends on it.
     """
 
-    def run(stop: threading.Event) -> None:
-        due = time.monotonic() + config.drift.every_s
-        while not stop.wait(_POLL_S):
-            if time.monotonic() < due:
-                continue
-            due = time.monotonic() + config.drift.every_s
-            for entity, truth in truths.items():
-                if stop.is_set():
-                    return
-                try:
-                    report = check_drift(
-                        spark, config, entity_types[entity], truth, repair=config.drift.repair
-                    )
-                except EverstateError as error:
-                    logger.warning("the drift of %s cannot be checked now: %s", entity, error)
-                else:
-                    _tell(report)
-                    found(f"drift of {entity}", finding_of(report))
+    doing = "comparing of the sources of truth with the log"
+    begins_idle = True
 
-    return run
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        entity_types: Mapping[str, EntityType],
+        truths: Mapping[str, Truth],
+    ) -> None:
+        self._spark, self._config = spark, config
+        self._entity_types, self._truths = entity_types, truths
+        self.idle_s = config.drift.every_s
+
+    def step(self) -> None:
+        """Compare each entity type once."""
+        for entity, truth in self._truths.items():
+            if self.stop.is_set():
+                return
+            try:
+                report = check_drift(
+                    *(self._spark, self._config, self._entity_types[entity], truth),
+                    repair=self._config.drift.repair,
+                )
+            except EverstateError as error:
+                logger.warning("the drift of %s cannot be checked now: %s", entity, error)
+            else:
+                _tell(report)
+                found(f"drift of {entity}", finding_of(report))
 
 
 def finding_of(report: DriftReport) -> PartConcern | None:

@@ -7,7 +7,6 @@ caught up with the core. A build that was killed starts again: its table is empt
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -20,14 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from everstate.config import Config
 from everstate.errors import BuildGivenUp, DataLoss, EverstateError, PublishRefused, SparkLost
-from everstate.parts import waits, works
 from everstate.pipeline.batch.accepted import accepted_changes, only_changes
 from everstate.pipeline.batch.from_latest import LatestRows, latest_snapshot, live_of
 from everstate.pipeline.batch.rows import Accepted, LiveOnly, batch_rows
 from everstate.pipeline.batch.rules import taken_by
+from everstate.pipeline.keeping.kept import ViewWorker
 from everstate.pipeline.keeping.plan import column_types
 from everstate.pipeline.keeping.spans import ArchivedOffsets
-from everstate.pipeline.retries import Retries
 from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.functions import ship_functions
 from everstate.pipeline.spark.progress import Progress, watched
@@ -37,13 +35,11 @@ from everstate.views.control import BUILDING, Control, ControlConnection, ViewVe
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
-from everstate.views.stores import LoadTask, ViewTables, close_store
-from everstate.views.tables import Merge
+from everstate.views.stores import LoadTask, ViewTables
 from everstate.views.versions import inputs_of
 
 logger = logging.getLogger(__name__)
 
-_POLL_S: Final = 0.5
 _RETRY_S: Final = (5.0, 30.0, 300.0)
 _POOL: Final = "build"
 _CLEAN_S: Final = 60.0
@@ -52,8 +48,6 @@ _IN_THE_WAY: Final = (
     psycopg.errors.LockNotAvailable,
 )
 """What somebody else has made of a table, or does with it, until it can be dropped."""
-_STAGES: Final[Mapping[Merge, int]] = {"row": 2, "sum": 3, "append": 2}
-"""Spark stages of a build: reading, a shuffle by key, and one by group for sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +61,19 @@ class Built:
     seconds: float
 
 
-class Builder:
+class Builder(ViewWorker):
     """Builds the waiting versions, one after the other; one builder per project at a time."""
 
+    doing = "building of views"
+    idle_s = 0.5
+    retry_s = (5.0, 5.0)
+
     def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
-        self._spark, self._config, self._project = spark, config, project
+        super().__init__(config)
+        self._spark, self._project = spark, project
         self._archived = ArchivedOffsets(config)
         ship_functions(project)
-        self._retries = Retries()
-        self._database = ControlConnection(config)
         self._cleaned_at = 0.0
-
-    def close(self) -> None:
-        """Close the connections of this thread; the Spark session is the caller's."""
-        close_store(self._config.views_dsn)
-        self._database.close()
-
-    def run(self, stop: threading.Event) -> None:
-        """Build waiting versions until ``stop`` is set."""
-        try:
-            while not stop.is_set():
-                try:
-                    if self.step() is None:
-                        stop.wait(_POLL_S)
-                    works()
-                except EverstateError as error:
-                    if isinstance(error, SparkLost) or not error.retryable:
-                        raise
-                    waits(error, _RETRY_S[0])
-                    stop.wait(_RETRY_S[0])
-        finally:
-            close_store(self._config.views_dsn)
 
     def step(self) -> Built | None:
         """Build one version; ``None``: no version waits. Raises Unavailable, SparkLost.
@@ -224,7 +200,8 @@ class Builder:
             spark_errors(f"building {row.name}"),
             closing(_StoredProgress(config, row, attempt)) as progress,
         ):
-            changes, stages = sum(vector.values()), _STAGES[table.merge]
+            # Reading, a shuffle by key, and one by group for sums.
+            changes, stages = sum(vector.values()), 3 if table.sums else 2
             source: Accepted | LiveOnly
             if latest is not None:
                 source = LiveOnly(live_of(self._spark, entity_type, latest))
@@ -233,7 +210,7 @@ class Builder:
                 found = accepted_changes(archive, positions, control.dead_places(row.entity))
                 source = taken_by(plan, entity_type, only_changes(found))
             with (
-                batch_rows(plan, source, for_table=True) as rows,
+                batch_rows(plan, [source], for_table=True) as rows,
                 watched(
                     self._spark, "reading the archive", progress, changes=changes, stages=stages
                 ),

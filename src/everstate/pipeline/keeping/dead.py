@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Final
 
 from everstate.config import Config
@@ -13,24 +12,25 @@ from everstate.log.dead_letters import place_headers
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import Header, OutRecord
 from everstate.log.topics import TopicNames
-from everstate.parts import waits, works
+from everstate.runtime.worker import Worker
 from everstate.views.control import Control, DeadChange, opened_control
 
 logger = logging.getLogger(__name__)
 
 _BATCH_ROWS: Final = 500
-_POLL_S: Final = 1.0
-_RETRY_S: Final = 5.0
 _LOST: Final = ("everstate_headers", b"lost with the log's record")
 
 
-class DeadLetterSender:
+class DeadLetterSender(Worker):
     """Sends each dead change once: original key, value and headers, its reason and its place.
 
     The keeper records dead changes in the transaction that moves the position; the sender
     publishes them in numbered batches (C19). One process at a time; a second one is fenced. A dead
     letter that the log refuses stays in the table with the reason; later ones are sent.
     """
+
+    doing = "sending of dead letters"
+    retry_s = (5.0, 5.0)
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -47,22 +47,9 @@ class DeadLetterSender:
         self._close_publisher()
         self._consumer.close()
 
-    def run(self, stop: threading.Event) -> None:
-        """Send recorded dead changes until ``stop`` is set; retryable errors are retried."""
-        while not stop.is_set():
-            pause = _POLL_S
-            try:
-                while self.step():
-                    pass
-                works()
-            except EverstateError as error:
-                if not error.retryable:
-                    raise
-                logger.warning("dead letters are retried in %.0f s: %s", _RETRY_S, error)
-                waits(error, _RETRY_S)
-                self._close_publisher()
-                pause = _RETRY_S
-            stop.wait(pause)
+    def failed(self, error: EverstateError) -> None:
+        """Open the publisher again."""
+        self._close_publisher()
 
     def step(self) -> int:
         """Publish one batch; returns how many dead letters it had.

@@ -9,10 +9,9 @@ per partition is returned to the driver.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import reduce
 from math import inf, isfinite
 from typing import Any, Final
@@ -38,27 +37,36 @@ from everstate.parts import Part, note
 from everstate.pipeline.keeping.batches import CAREFUL, BatchSizes
 from everstate.pipeline.keeping.changes import ChangesReader
 from everstate.pipeline.keeping.declare import LATER, declare, retire_left, show_core
-from everstate.pipeline.keeping.kept import MEETING_CHANGES, EntityViews, KeptView, KeptViews
-from everstate.pipeline.keeping.metrics import ViewReports, report_misfits, report_step
+from everstate.pipeline.keeping.kept import (
+    MEETING_CHANGES,
+    EntityViews,
+    KeptView,
+    KeptViews,
+    ViewWorker,
+)
+from everstate.pipeline.keeping.metrics import (
+    STEP_SECONDS,
+    VERDICTS,
+    ViewReports,
+    report_misfits,
+    report_verdicts,
+)
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.spans import Sources
 from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
 from everstate.pipeline.keeping.turns import Turns
-from everstate.pipeline.retries import Retries
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
-from everstate.retrying import may_pass, until_stopped
-from everstate.views.control import LIVE, Control, ControlConnection
+from everstate.views.control import LIVE, Control
 from everstate.views.models import check_models, model_changes
 from everstate.views.project import Project
-from everstate.views.stores import close_store, is_of_a_view, reason_of
+from everstate.views.stores import is_of_a_view, reason_of
 from everstate.views.tables import Core, latest_of
 from everstate.views.versions import passed_by_all
 
 logger = logging.getLogger(__name__)
 
 _POOL: Final = "keep"
-_RETRY_S_MIN: Final = 0.2
 # After a record that is not plain, the next may not be: so many jobs judge record by record.
 _CAREFUL_JOBS: Final = 100
 _RIDER_RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
@@ -70,14 +78,16 @@ _TRIM_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class KeptBatch:
-    """What one step did, over all entity types."""
+    """What one step did, over all entity types: the offsets that it passed, and its verdicts."""
 
-    changes: int
-    applied: int
-    duplicate: int
-    held: int
-    dead: int
-    seconds: float
+    changes: int = 0
+    applied: int = 0
+    duplicate: int = 0
+    held: int = 0
+    dead: int = 0
+
+    def __add__(self, other: KeptBatch) -> KeptBatch:
+        return KeptBatch(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +111,15 @@ class _Unit:
         return sum(map(len, self.sources.spans.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """The outcome of one or more jobs: a line per partition, and the number of offsets passed."""
-
-    outcomes: tuple[Any, ...] = ()
-    offsets: int = 0
-
-    def __add__(self, other: _Done) -> _Done:
-        return _Done((*self.outcomes, *other.outcomes), self.offsets + other.offsets)
-
-
-class Keeper:
+class Keeper(ViewWorker):
     """Keeps the cores of a project, and the views that ride; :meth:`prepare` it, then step or run.
 
     Two keepers of one project do no harm: the one that moves the position first judges the range
     (C11). They keep the views in the database's registry, so an app that was started earlier keeps
     the views that a later one declared.
     """
+
+    doing = "updating of the views"
 
     def __init__(
         self,
@@ -128,23 +129,27 @@ class Keeper:
         *,
         deployment: int | None = None,
         turns: Turns | None = None,
+        on_prepared: Callable[[], None] = lambda: None,
     ) -> None:
         """``deployment``: the number of this start of the project; the last declares the views.
 
-        ``turns``: those that it takes with the trailer of the same process.
+        ``turns``: those that it takes with the trailer of the same process. ``on_prepared`` is
+        called when tables and positions are there.
         """
-        self._spark, self._config, self._project = spark, config, project
+        super().__init__(config)
+        self.idle_s = config.pipeline.poll_ms / 1000
+        self.retry_s = (0.2, config.pipeline.retry_s_max)
+        self._on_prepared = on_prepared
+        self._spark, self._project = spark, project
         self._deployment, self._turns = deployment, turns or Turns()
         self._topics, self._offsets = Topics(config), Offsets(config)
         self._reader = ChangesReader(spark, config, project, self._offsets)
         self._kept = KeptViews(config, project)
         self._identities: dict[str, TopicIdentity] = {}
         """Entity type → its topic, for those that are kept."""
-        self._retries = Retries()
         self._careful_jobs: dict[str, int] = {}
         """Entity type → number of next jobs that judge record by record."""
         self._sizes = BatchSizes(config.pipeline.batch_changes_max)
-        self._database = ControlConnection(config)
         self._trimmed_at = 0.0
         self._unshown: set[str] = set()
         """Entity types whose columns for readers are to be replaced; a reader may be in the way."""
@@ -152,10 +157,15 @@ class Keeper:
 
     def close(self) -> None:
         """Close the connections of this thread; the Spark session is the caller's."""
-        close_store(self._config.views_dsn)
-        self._database.close()
+        super().close()
         self._offsets.close()
         self._topics.close()
+
+    def open(self) -> None:
+        """Prepare what a run needs, unless that was done; servers that are starting are awaited."""
+        if not self._identities:
+            self.prepare()
+        self._on_prepared()
 
     def prepare(self) -> None:
         """Create missing topics, tables and positions; idempotent.
@@ -224,24 +234,10 @@ class Keeper:
             self._stop(latest_of(name), reason, _NEVER)
             note(f"view {latest_of(name)}", Part("waiting", time.time(), reason))
 
-    def run(self, stop: threading.Event) -> None:
-        """Step until ``stop`` is set; retryable errors are logged and the step is retried."""
-        settings = self._config.pipeline
-        step = until_stopped(
-            self.step,
-            stop,
-            waiting="updating of the views is retried in",
-            log=logger,
-            passes=_may_pass,
-            pause_s=_RETRY_S_MIN,
-            pause_s_max=settings.retry_s_max,
-        )
-        try:
-            while not stop.is_set():
-                if step() is None:
-                    stop.wait(settings.poll_ms / 1000)
-        finally:
-            close_store(self._config.views_dsn)
+    def may_pass(self, error: EverstateError) -> bool:
+        """Whether a step may succeed later, in the same Spark session."""
+        is_of_spark = isinstance(error, PipelineError) and not isinstance(error, SparkLost)
+        return error.retryable or is_of_spark
 
     def step(self) -> KeptBatch | None:
         """Judge the records after the cores' positions; ``None`` when there are none.
@@ -267,24 +263,15 @@ class Keeper:
             return None
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         try:
-            done = self._run(units)
+            return self._run(units)
         except SparkLost:
             raise
         except PipelineError:
-            done = sum(map(self._keep_alone, units), start=_Done())
-        outcomes = done.outcomes
-        seconds = time.monotonic() - begun
-        report_step(outcomes, seconds)
-        return KeptBatch(
-            changes=done.offsets,
-            applied=sum(o["applied"] for o in outcomes),
-            duplicate=sum(o["duplicate"] for o in outcomes),
-            held=sum(o["held"] for o in outcomes),
-            dead=sum(o["dead"] for o in outcomes),
-            seconds=seconds,
-        )
+            return sum(map(self._keep_alone, units), start=KeptBatch())
+        finally:
+            STEP_SECONDS.observe(time.monotonic() - begun)
 
-    def _keep_alone(self, unit: _Unit) -> _Done:
+    def _keep_alone(self, unit: _Unit) -> KeptBatch:
         """Judge one entity type's ranges in a job of their own; its core waits if that fails.
 
         An error of a view's SQL ends no job. Others, such as too little memory, do.
@@ -296,9 +283,9 @@ class Keeper:
         except PipelineError as error:
             self._sizes.failed(unit.core.entity)
             self._stop(unit.core.view, str(error))
-            return _Done()
+            return KeptBatch()
 
-    def _run(self, units: Sequence[_Unit]) -> _Done:
+    def _run(self, units: Sequence[_Unit]) -> KeptBatch:
         """Apply the plain ranges of the units in one job, and judge the others in a second one.
 
         The second job reads at most `CAREFUL` records of each unit; the next steps continue there.
@@ -392,7 +379,7 @@ class Keeper:
         views = [(view.plan, view.table) for view in unit.riders]
         return planned(parsed, views, caught=True).mapInArrow(task, OUTCOME_DDL)
 
-    def _settled(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> _Done:
+    def _settled(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> KeptBatch:
         """Advance partitions without records, and store which core or rider is behind, and why."""
         answered = {(o["entity"], o["partition"]) for o in outcomes}
         with self._database.connected() as control:
@@ -427,7 +414,9 @@ class Keeper:
                 self._stop(name, failed[unit.core.entity])
             elif self._retries.forget(name) or self._has_error(unit.views):
                 self._go_on(name, "makes progress again")
-        return _Done(tuple(outcomes), sum(unit.offsets for unit in units))
+        report_verdicts(outcomes)
+        verdicts = (sum(outcome[name] for outcome in outcomes) for name in VERDICTS)
+        return KeptBatch(sum(unit.offsets for unit in units), *verdicts)
 
     def _has_error(self, views: EntityViews) -> bool:
         return views.status is not None and views.status.error is not None
@@ -502,10 +491,3 @@ def _is_of_one(error: EverstateError | psycopg.Error) -> bool:
     if isinstance(error, EverstateError):
         return not error.retryable and not isinstance(error, SparkLost)
     return is_of_a_view(error)
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether a step may succeed later, in the same Spark session."""
-    return (may_pass(error) or isinstance(error, PipelineError)) and not isinstance(
-        error, SparkLost
-    )

@@ -10,11 +10,32 @@ from typing import Final
 from everstate.config import Config
 from everstate.errors import InvalidView
 from everstate.log.topics import TopicNames
-from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
+from everstate.retrying import Retries
+from everstate.runtime.worker import Worker
+from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
-from everstate.views.tables import Core, HistoryTable, KeptTable, covers, latest_of
+from everstate.views.stores import close_store
+from everstate.views.tables import Core, KeptTable, covers, latest_of
+
+
+class ViewWorker(Worker):
+    """Works on views: one that fails waits and is retried alone."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._retries = Retries()
+        self._database = ControlConnection(config)
+
+    def leave(self) -> None:
+        """Close the connection to the store of this thread."""
+        close_store(self._config.views_dsn)
+
+    def close(self) -> None:
+        """Close the connections of this thread; the Spark session is the caller's."""
+        self.leave()
+        self._database.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +143,7 @@ class KeptViews:
 
     def core(self, views: EntityViews, riders: Iterable[KeptView] = ()) -> Core:
         """The core of an entity type with some riders, as an argument of a task."""
-        history = next((v.table for v in views.views if isinstance(v.table, HistoryTable)), None)
+        history = next((v.table for v in views.views if v.table.merge == "history"), None)
         return Core(
             entity=views.entity,
             topic=self._names.changes(views.entity),

@@ -43,12 +43,14 @@ STEP_SECONDS: Final = Histogram(
 )
 
 
-def report_step(outcomes: Sequence[Any], seconds: float) -> None:
-    """Report what one step decided, and how long it took."""
+VERDICTS: Final = ("applied", "duplicate", "held", "dead")
+
+
+def report_verdicts(outcomes: Sequence[Any]) -> None:
+    """Report what a job decided, by entity type."""
     for outcome in outcomes:
-        for what in ("applied", "duplicate", "held", "dead"):
+        for what in VERDICTS:
             JUDGED.labels(outcome["entity"], what).inc(max(0, outcome[what]))
-    STEP_SECONDS.observe(seconds)
 
 
 def report_misfits(control: Control) -> None:

@@ -20,7 +20,6 @@ from everstate.pipeline.spark.internals import analysed, or_null
 from everstate.pipeline.spark.parse import parsed_schema
 from everstate.pipeline.spark.session import spark_errors
 from everstate.views.kinds import ViewPlan
-from everstate.views.kinds.python import PythonPlan
 from everstate.views.tables import KeptTable, packed_column, planned_column, rule_column
 
 PlannedView = tuple[ViewPlan, KeptTable]
@@ -89,13 +88,13 @@ def column_types(
     when the same image would not always give the same row: then a later change could not subtract
     what an earlier one added (C16).
     """
-    images = () if plan.inputs or isinstance(plan, PythonPlan) else plan.table(0).images
-    if not images:
+    table = None if plan.inputs else plan.table(0)
+    if table is None or not table.images or table.merge == "keys":
         return {}
     try:
         with spark_errors(f"view {plan.name}"):
             empty = spark.createDataFrame([], parsed_schema(entity_type))
-            worth = empty.select(F.expr(plan.columns(images[-1])).alias("row"))
+            worth = empty.select(F.expr(plan.columns(table.images[-1])).alias("row"))
             if isinstance(worth.schema["row"].dataType, ArrayType):
                 worth = worth.select(F.explode("row").alias("row"))
             made = worth.select("row.*")

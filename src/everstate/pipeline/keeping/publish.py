@@ -11,7 +11,6 @@ from everstate.changes import EntityType
 from everstate.errors import InvalidView
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
-from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.plan import plan_of
 from everstate.views.publishing import InTheWay, stands_with_core
 from everstate.views.stores import ViewTables
@@ -110,5 +109,5 @@ def composed_waiting(
             control.set_waits_for(row.name, row.version, refused.message)
             continue
         # Only the sums of a join have a table of their own, which is filled first.
-        if row.built is not None or not isinstance(plan, JoinSumsPlan):
+        if row.built is not None or plan.sums_kept is None:
             yield row, plan

@@ -7,7 +7,6 @@ from both sides, and stores the positions of the two sides. Needs no Spark.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,8 +14,8 @@ from typing import Any, Final
 import psycopg
 
 from everstate.config import Config
-from everstate.errors import EverstateError, InvalidView
-from everstate.parts import waits, works
+from everstate.errors import InvalidView
+from everstate.runtime.worker import Worker
 from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.plan import plan_of
@@ -27,36 +26,25 @@ from everstate.views.tables import physical
 logger = logging.getLogger(__name__)
 
 _DUTY: Final = "refreshes"
-_PAUSE_S: Final = 2.0
 _REST_S: Final = 60.0
 """How often the triggers of versions that are not refreshed any more are looked for."""
 
 
-class Refresher:
+class Refresher(Worker):
     """Refreshes the aggregates over joins of a project; one per project at a time."""
+
+    doing = "refreshing of the aggregates over joins"
+    retry_s = (2.0, 2.0)
 
     def __init__(self, config: Config, project: Project) -> None:
         self._config, self._project = config, project
         self._database = ControlConnection(config)
         self._rest_due = 0.0
+        self.idle_s = config.pipeline.poll_ms / 1000
 
     def close(self) -> None:
         """Close the connection."""
         self._database.close()
-
-    def run(self, stop: threading.Event) -> None:
-        """Refresh until ``stop`` is set; retryable errors are retried."""
-        poll_s = self._config.pipeline.poll_ms / 1000
-        while not stop.is_set():
-            try:
-                if not self.step():
-                    stop.wait(poll_s)
-                works()
-            except EverstateError as error:
-                if not error.retryable:
-                    raise
-                waits(error, _PAUSE_S)
-                stop.wait(_PAUSE_S)
 
     def step(self) -> int:
         """Refresh each view once; returns how many keys were recomputed. Raises Unavailable.

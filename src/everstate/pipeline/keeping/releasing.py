@@ -11,7 +11,6 @@ changes that are not deferred.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping
 from math import ceil, inf
@@ -20,39 +19,32 @@ from typing import Final
 import psycopg
 
 from everstate.config import Config
-from everstate.errors import EverstateError
-from everstate.parts import waits, works
-from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews
-from everstate.pipeline.retries import Retries
-from everstate.views.control import Control, ControlConnection
+from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews, ViewWorker
+from everstate.views.control import Control
+from everstate.views.control.deferring import PART_CHANGES
 from everstate.views.project import Project
-from everstate.views.stores import (
-    PART_CHANGES,
-    close_store,
-    is_of_a_view,
-    reason_of,
-    take_part,
-)
+from everstate.views.stores import is_of_a_view, reason_of, view_store
 
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
 _IDLE_S: Final = 0.5
-_RETRY_S: Final = 1.0
 _REFUSED: Final = "throttled changes cannot be applied: "
 _PAUSES_S: Final = (1.0, 5.0, 30.0)
 _PATIENCE_S: Final = 5.0
 """A core that is always writing waits for a part of a view this long after the view's last one."""
 
 
-class Releaser:
+class Releaser(ViewWorker):
     """Lets every throttled view apply its deferred changes; :meth:`step` it, or run it."""
 
+    doing = "the work on throttled changes"
+    idle_s = _IDLE_S
+    retry_s = (1.0, 1.0)
+
     def __init__(self, config: Config, project: Project) -> None:
-        self._config = config
+        super().__init__(config)
         self._kept = KeptViews(config, project)
-        self._database = ControlConnection(config)
-        self._retries = Retries()
         self._allowed: dict[str, tuple[float, float]] = {}
         """How many changes each view may apply now, less than 0 after a part; and its rate."""
         self._last: dict[str, int] = {}
@@ -61,27 +53,9 @@ class Releaser:
         """When each view applied its last part, or was first found to wait (monotonic time)."""
         self._at = time.monotonic()
 
-    def close(self) -> None:
-        """Close the connections of this thread."""
-        close_store(self._config.views_dsn)
-        self._database.close()
-
-    def run(self, stop: threading.Event) -> None:
-        """Step until ``stop`` is set; retryable errors are retried."""
-        try:
-            while not stop.is_set():
-                try:
-                    waiting = self.step()
-                    works()
-                    stop.wait(_POLL_S if waiting else _IDLE_S)
-                except EverstateError as error:
-                    if not error.retryable:
-                        raise
-                    logger.warning("throttled changes cannot be applied now: %s", error)
-                    waits(error, _RETRY_S)
-                    stop.wait(_RETRY_S)
-        finally:
-            close_store(self._config.views_dsn)
+    def pause_s(self, done: object) -> float:
+        """Views whose changes wait get their next part soon, and not at once: they have a rate."""
+        return _POLL_S if done else _IDLE_S
 
     def step(self, seconds: float | None = None) -> int:
         """Apply the changes that the time since the last step allows; returns how many still wait.
@@ -150,10 +124,8 @@ class Releaser:
         else:
             allowed, _ = self._allowed.get(name, (rate * passed, rate))
             most = min(ceil(rate), PART_CHANGES)  # no more than a second's changes at once
-        core, place = (
-            self._kept.core(views),
-            (self._config.views_dsn, self._config.views.schema_name),
-        )
+        store = view_store(self._config.views_dsn, self._config.views.schema_name)
+        core, table = self._kept.core(views), view.table
         taken, open_ones = 0, _after(sorted(here), self._last.get(name))
         try:
             while open_ones and allowed > 0:
@@ -162,7 +134,7 @@ class Releaser:
                         break
                     begun = time.monotonic()
                     waits = begun - self._taken_at.setdefault(name, begun) > _PATIENCE_S
-                    found = take_part(*place, core, view.table, partition, most, waits=waits)
+                    found = store.take_deferred(core, table, partition, most, waits=waits)
                     if not found:
                         open_ones.remove(partition)
                         continue

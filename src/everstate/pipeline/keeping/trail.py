@@ -7,7 +7,6 @@ and applies the accepted changes in the view's own transaction (see `everstate.v
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -35,37 +34,36 @@ from everstate.pipeline.keeping.kept import (
     KeptView,
     KeptViews,
     StalledVersions,
+    ViewWorker,
 )
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.publish import ViewPublisher, composed_waiting
 from everstate.pipeline.keeping.task import OUTCOME_DDL, UNCOMPUTED, ApplyTask
 from everstate.pipeline.keeping.turns import Turns
-from everstate.pipeline.retries import Retries
 from everstate.pipeline.spark.functions import leaving_a_slot, ship_functions
 from everstate.pipeline.spark.progress import progress
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
-from everstate.retrying import may_pass, until_stopped
-from everstate.views.control import BUILDING, Control, ControlConnection, ViewVersion
+from everstate.views.control import BUILDING, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.project import Project
 from everstate.views.publishing import InTheWay, publish
-from everstate.views.stores import close_store, is_of_a_view, reason_of
-from everstate.views.tables import PythonTable
+from everstate.views.stores import is_of_a_view, reason_of
 
 logger = logging.getLogger(__name__)
 
 _POOL: Final = "trail"
 _RETRY_S: Final = (5.0, 15.0, 60.0, 300.0)
 _FAILED_POLL_S: Final = 1.0
-_RETRY_S_MIN: Final = 0.2
 _IN_THE_WAY_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0)
 _STILL_S: Final = 10.0
 """A view that this app cannot compute, and that has not moved for so long, is kept by nobody."""
 
 
-class Trailer:
+class Trailer(ViewWorker):
     """Lets every view that is behind catch up; :meth:`step` it, or run it beside the keeper."""
+
+    doing = "updating of the views that lag"
 
     def __init__(
         self,
@@ -81,44 +79,25 @@ class Trailer:
         ``failed``: keep only the views whose last try failed, or only the others, so that none of
         these waits while a failed one is tried again; ``None``: all.
         """
+        super().__init__(config)
         self._failed = failed
-        self._spark, self._config, self._turns = spark, config, turns or Turns()
+        self.idle_s = _FAILED_POLL_S if failed else config.pipeline.poll_ms / 1000
+        self.retry_s = (0.2, config.pipeline.retry_s_max)
+        self._spark, self._turns = spark, turns or Turns()
         ship_functions(project)
         self._offsets = Offsets(config)
         self._topics = Topics(config)
         self._reader = ChangesReader(spark, config, project, self._offsets)
         self._kept, self._entities = KeptViews(config, project), project.entities
-        self._retries = Retries()
-        self._database = ControlConnection(config)
         self._begun: dict[str, tuple[float, int]] = {}
         """When a view began to catch up, and the sum of its offsets at that time."""
         self._stalled = StalledVersions()
 
     def close(self) -> None:
         """Close the connections of this thread; the Spark session is the caller's."""
-        close_store(self._config.views_dsn)
-        self._database.close()
+        super().close()
         self._offsets.close()
         self._topics.close()
-
-    def run(self, stop: threading.Event) -> None:
-        """Step until ``stop`` is set; retryable errors are logged and the step is retried."""
-        settings = self._config.pipeline
-        step = until_stopped(
-            self.step,
-            stop,
-            waiting="updating of the views that lag is retried in",
-            log=logger,
-            passes=lambda error: may_pass(error) and not isinstance(error, SparkLost),
-            pause_s=_RETRY_S_MIN,
-            pause_s_max=settings.retry_s_max,
-        )
-        try:
-            while not stop.is_set():
-                if not step():
-                    stop.wait(_FAILED_POLL_S if self._failed else settings.poll_ms / 1000)
-        finally:
-            close_store(self._config.views_dsn)
 
     def step(self) -> int:
         """Move each view that is behind by one batch; returns how many offsets were passed.
@@ -278,7 +257,7 @@ class Trailer:
         config = self._config
         task = ApplyTask(config.views_dsn, config.views.schema_name, core, spans, view.table, meets)
         parsed = self._reader.parsed(views.entity, sources, judged=True, released=released)
-        if isinstance(view.table, PythonTable):
+        if view.table.merge == "keys":
             parsed = leaving_a_slot(parsed)
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         mine = [(view.plan, view.table)]

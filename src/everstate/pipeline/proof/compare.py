@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from everstate.pipeline.proof.row_texts import copied_as, fragments, joined, kept_fragments
 from everstate.pipeline.reports import DIFFERENCES_MAX, RowDifference
-from everstate.views.database import connect_views, views_errors
+from everstate.views.database import connect_views
 
 _HASH_BYTES = 8
 _MODULUS = 1 << (8 * _HASH_BYTES)
@@ -215,7 +215,6 @@ def _read_kept(
         )
     texts = pa.schema([(f"c{place}", pa.string()) for place in range(len(schema))])
     with (
-        views_errors(kept.dsn),
         connect_views(kept.dsn) as connection,
         connection.transaction(),
         connection.cursor() as cursor,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from prometheus_client import Gauge
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
 from everstate.errors import EverstateError, VerificationFailed
-from everstate.parts import PartRun, waits, works
 from everstate.pipeline.proof.verify import verify_views
 from everstate.pipeline.reports import ViewReport, failing
 from everstate.pipeline.spark.progress import OnProgress
+from everstate.runtime.worker import Worker
 from everstate.views.changing import ask_rebuild
 from everstate.views.control import opened_control
 from everstate.views.project import Project
@@ -29,7 +26,6 @@ PROVED = Gauge(
     "1 if the view equalled its definition run in batch at the last proof, else 0",
     ["view"],
 )
-_POLL_S = 1.0
 
 
 def recompute(
@@ -79,39 +75,33 @@ def recompute(
     return reports, promoted
 
 
-def recompute_on_schedule(spark: SparkSession, config: Config, project: Project) -> PartRun:
-    """A part of the pipeline that recomputes all views every `views.recompute_every_s`.
+class ScheduledProof(Worker):
+    """Recomputes all views every `views.recompute_every_s`.
 
     While a proof does not hold, the part is shown as waiting with the names of the views.
     """
-    return partial(_recompute_until, spark, config, project)
 
+    doing = "recomputing of the views"
+    begins_idle = True
 
-def _recompute_until(
-    spark: SparkSession, config: Config, project: Project, stop: threading.Event
-) -> None:
-    every_s = config.views.recompute_every_s
-    due = time.monotonic() + every_s
-    while not stop.wait(_POLL_S):
-        if time.monotonic() < due:
-            continue
-        try:
-            promote = config.views.recompute == "promote"
-            reports, promoted = recompute(spark, config, project, promote=promote)
-        except EverstateError as error:
-            if not error.retryable:
-                raise
-            logger.warning("the views cannot be recomputed now: %s", error)
-            waits(error, every_s)
-        else:
-            if wrong := failing(reports):
-                found = _failed(wrong, promoted)
-                logger.error("recomputed: %s", found.message)
-                waits(found, every_s)
-            else:
-                logger.info("recomputed: all views equal their definitions run in batch")
-                works()
-        due = time.monotonic() + every_s
+    def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
+        self._spark, self._config, self._project = spark, config, project
+        self.idle_s = config.views.recompute_every_s
+        self.retry_s = (self.idle_s, self.idle_s)
+
+    def may_pass(self, error: EverstateError) -> bool:
+        """Also a proof that failed: the next one follows as after one that holds."""
+        return error.retryable or isinstance(error, VerificationFailed)
+
+    def step(self) -> None:
+        """Recompute once; raises VerificationFailed with the names of the views that differ."""
+        promote = self._config.views.recompute == "promote"
+        reports, promoted = recompute(self._spark, self._config, self._project, promote=promote)
+        if wrong := failing(reports):
+            found = _failed(wrong, promoted)
+            logger.error("recomputed: %s", found.message)
+            raise found
+        logger.info("recomputed: all views equal their definitions run in batch")
 
 
 def _failed(wrong: Sequence[ViewReport], promoted: Sequence[str]) -> VerificationFailed:

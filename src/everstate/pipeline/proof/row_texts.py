@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 import orjson
@@ -22,6 +22,7 @@ from everstate.changes.json_numbers import JsonNumber, decode, sorted_text
 from everstate.views.images import NEWEST, RAW, history_json, latest_json
 from everstate.views.json_texts import json_texts
 
+_Texts: TypeAlias = Callable[[pa.Array], pa.Array]
 _OPTIONS: Final = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME
 _EXACT_MAX: Final = 2**53
 _TO_ESCAPE: Final = r'["\\\x00-\x1f]'
@@ -66,17 +67,17 @@ def canonical(value: Any) -> Any:
 
 def fragments(name: str, values: pa.Array) -> pa.Array:
     """JSON texts of a column of Spark's rows; a null becomes the text `null`."""
-    return _filled(_ENGINE[_sort(name, values.type)](values))
+    return _filled(_form_of(name, values.type).engine(values))
 
 
 def kept_fragments(name: str, kind: pa.DataType, copied: pa.Array) -> pa.Array:
     """The same for a column copied with :func:`copied_as`; ``kind``: the type on Spark's side."""
-    return _filled(_COPIED[_sort(name, kind)](copied))
+    return _filled(_form_of(name, kind).copied(copied))
 
 
 def copied_as(column: sql.Composable, name: str, kind: pa.DataType) -> sql.Composed:
     """The SQL expression that copies a column in the form that `kept_fragments` reads."""
-    if _sort(name, kind) != "moment":
+    if name in _OF_MESSAGES or not pa.types.is_timestamp(kind):
         return sql.SQL("{}::text").format(column)
     zoned = "{} AT TIME ZONE 'UTC'" if kind.tz is not None else "{}"
     moment = sql.SQL(zoned).format(column)
@@ -115,28 +116,14 @@ def _filled(texts: pa.Array) -> pa.Array:
     return pc.fill_null(texts, "null")
 
 
-def _sort(name: str, kind: pa.DataType) -> str:
-    """The name of the form in which a column's values are written."""
-    if name in (NEWEST, RAW):
-        return name
-    for test, sort in (
-        (pa.types.is_boolean, "boolean"),
-        (pa.types.is_integer, "number"),
-        (pa.types.is_decimal, "number"),
-        (pa.types.is_timestamp, "moment"),
-        (pa.types.is_date, "day"),
-        (pa.types.is_string, "text"),
-        (pa.types.is_large_string, "text"),
-        (pa.types.is_null, "text"),
-    ):
-        if test(kind):
-            return sort
-    if pa.types.is_floating(kind):
-        return "float" if pa.types.is_float64(kind) else "real"
-    return "nested"
+def _form_of(name: str, kind: pa.DataType) -> _Form:
+    """How a column's values are written."""
+    if name in _OF_MESSAGES:
+        return _OF_MESSAGES[name]
+    return next((form for test, form in _FORMS if test(kind)), _NESTED)
 
 
-def _one_by_one(read: Callable[[Any], Any] = lambda value: value) -> Callable[[pa.Array], pa.Array]:
+def _one_by_one(read: Callable[[Any], Any] = lambda value: value) -> _Texts:
     def texts(values: pa.Array) -> pa.Array:
         found = [None if v is None else _dumped(canonical(read(v))) for v in values.to_pylist()]
         return pa.array(found, pa.string())
@@ -189,7 +176,7 @@ def _corrected(
     return pc.replace_with_mask(texts, odd, corrected)
 
 
-def _cut(extract: Callable[[bytes], bytes]) -> Callable[[pa.Array], pa.Array]:
+def _cut(extract: Callable[[bytes], bytes]) -> _Texts:
     """JSON texts of what a store keeps of messages."""
 
     def texts(messages: pa.Array) -> pa.Array:
@@ -210,27 +197,29 @@ def _json_texts(texts: Sequence[bytes | str | None]) -> pa.Array:
     return _corrected(made, made, odd, decode)
 
 
-_ENGINE: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
-    NEWEST: _cut(latest_json),
-    RAW: _cut(history_json),
-    "boolean": lambda values: values.cast(pa.string()),
-    "number": _numbers,
-    "moment": _moments,
-    "day": _one_by_one(),
-    "text": _texts,
-    "float": _one_by_one(),
-    "real": _reals,
-    "nested": lambda values: _one_by_one(decode)(json_texts(values)),
+class _Form(NamedTuple):
+    """How the values of one type become texts: those of Spark's rows, and those of a COPY."""
+
+    engine: _Texts
+    copied: _Texts
+
+
+_OF_MESSAGES: Final = {
+    NEWEST: _Form(_cut(latest_json), _kept_json),
+    RAW: _Form(_cut(history_json), _kept_json),
 }
-_COPIED: Final[dict[str, Callable[[pa.Array], pa.Array]]] = {
-    NEWEST: _kept_json,
-    RAW: _kept_json,
-    "boolean": lambda values: values,
-    "number": _numbers,
-    "moment": _quoted,
-    "day": _quoted,
-    "text": _texts,
-    "float": _one_by_one(float),
-    "real": _reals,
-    "nested": _one_by_one(decode),
-}
+_NUMBER: Final = _Form(_numbers, _numbers)
+_TEXT: Final = _Form(_texts, _texts)
+_NESTED: Final = _Form(lambda values: _one_by_one(decode)(json_texts(values)), _one_by_one(decode))
+_FORMS: Final[tuple[tuple[Callable[[pa.DataType], bool], _Form], ...]] = (
+    (pa.types.is_boolean, _Form(lambda values: values.cast(pa.string()), lambda values: values)),
+    (pa.types.is_integer, _NUMBER),
+    (pa.types.is_decimal, _NUMBER),
+    (pa.types.is_timestamp, _Form(_moments, _quoted)),
+    (pa.types.is_date, _Form(_one_by_one(), _quoted)),
+    (pa.types.is_string, _TEXT),
+    (pa.types.is_large_string, _TEXT),
+    (pa.types.is_null, _TEXT),
+    (pa.types.is_float64, _Form(_one_by_one(), _one_by_one(float))),
+    (pa.types.is_floating, _Form(_reals, _reals)),
+)

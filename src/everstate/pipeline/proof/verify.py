@@ -10,11 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg import sql
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -34,8 +32,6 @@ from everstate.pipeline.batch.rows import (
     Accepted,
     as_written,
     batch_rows,
-    composed_rows,
-    composed_tables,
 )
 from everstate.pipeline.batch.rules import taken_by
 from everstate.pipeline.derive.verify import verify_topic
@@ -44,7 +40,6 @@ from everstate.pipeline.proof.as_read import ROWS_MAX, is_plain, read_differentl
 from everstate.pipeline.proof.compare import Comparison, KeptRows, compare
 from everstate.pipeline.reports import (
     DIFFERENCES_MAX,
-    ProofOutcome,
     RowDifference,
     ViewReport,
 )
@@ -53,14 +48,14 @@ from everstate.pipeline.spark.functions import ship_functions
 from everstate.pipeline.spark.progress import OnProgress, Progress, watched
 from everstate.pipeline.spark.session import spark_errors
 from everstate.views.control import Control, ViewVersion
-from everstate.views.database import connect_views, views_errors
+from everstate.views.control.deferring import deferred_offsets
+from everstate.views.database import connect_views
 from everstate.views.kinds import ViewPlan
-from everstate.views.kinds.composed import ComposedPlan
-from everstate.views.kinds.python import PythonPlan
+from everstate.views.kinds.kind import identifiers
 from everstate.views.misfits import Misfit
 from everstate.views.plan import plan_of
 from everstate.views.project import Project, kept_always
-from everstate.views.stores import ViewTables, deferred_offsets
+from everstate.views.stores import ViewTables
 
 _POOL: Final = "verify"
 _ROWS_PER_BUCKET: Final = 200_000
@@ -91,7 +86,7 @@ def verify_views(
     """
     wanted = _wanted(project, names)
     ship_functions(project)
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+    with connect_views(config.views_dsn) as connection:
         Control(connection, config.views.schema_name).update()
     reports: list[ViewReport] = []
     with _connected(config) as connection, connection.transaction():
@@ -139,12 +134,14 @@ def _wanted(project: Project, names: Iterable[str] | None) -> dict[str, str]:
 def _connected(config: Config) -> Iterator[psycopg.Connection[Any]]:
     dsn = config.views_dsn
     named = "everstate views verify"
-    with views_errors(dsn), connect_views(dsn, application_name=named) as connection:
+    with connect_views(dsn, application_name=named) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         yield connection
 
 
 _Planned: TypeAlias = tuple[ViewVersion, ViewPlan]
+_Read: TypeAlias = tuple[str, str, tuple[tuple[tuple[int, int], int], ...]]
+"""Label of its positions in the report, entity type, and position by generation and partition."""
 
 
 class _Verifier:
@@ -168,8 +165,7 @@ class _Verifier:
 
     def reports(self, wanted: Mapping[str, str]) -> Iterator[ViewReport]:
         """Compare the versions that readers see, each at its own position."""
-        together: dict[tuple[str, Any], list[_Planned]] = defaultdict(list)
-        composed: list[tuple[ViewVersion, ComposedPlan]] = []
+        together: dict[tuple[_Read, ...], list[_Planned]] = defaultdict(list)
         for name, entity in wanted.items():
             row = self._published.get(name)
             if row is None:
@@ -182,15 +178,20 @@ class _Verifier:
                 reasons = (f"{name}, version {row.version}, that readers see: {refused.message}",)
                 yield ViewReport(name, row.version, entity, "not compared", not_compared=reasons)
                 continue
-            if isinstance(plan, ComposedPlan):
-                composed.append((row, plan))
-                continue
-            place = tuple(sorted(self._positions(row).items()))
-            together[entity, place].append((row, plan))
-        for (entity, place), views in together.items():
-            yield from self._prove(entity, dict(place), views)
-        for row, plan in composed:
-            yield self._prove_composed(row, plan)
+            sources = [self._published[name] for name in plan.inputs] or [row]
+            together[tuple(self._read(row, source) for source in sources)].append((row, plan))
+        for reads, views in together.items():
+            yield from self._prove(reads, views)
+
+    def _read(self, row: ViewVersion, source: ViewVersion) -> _Read:
+        """What a view reads of a source: of a refreshed view what its last refresh has seen."""
+        stored = (row.built or {}).get("positions")
+        if stored is None:
+            place = self._positions(source)
+        else:
+            place = {(1, int(partition)): at for partition, at in stored[source.name].items()}
+        label = f"{source.name} " if row.inputs else ""
+        return label, source.entity, tuple(sorted(place.items()))
 
     def _positions(self, row: ViewVersion) -> PartitionOffsets:
         return {
@@ -199,40 +200,41 @@ class _Verifier:
             if (place.view, place.version) == (row.name, row.version)
         }
 
-    def _prove(
-        self, entity: str, positions: PartitionOffsets, views: Sequence[_Planned]
-    ) -> Iterator[ViewReport]:
-        """Prove views of one entity type at one position; the archive is read once."""
+    def _prove(self, reads: Sequence[_Read], views: Sequence[_Planned]) -> Iterator[ViewReport]:
+        """Prove views that read the same at the same positions; the archive is read once."""
         begun = time.monotonic()
-        if reasons := self._not_archived(entity):
+        entities = sorted({entity for _, entity, _ in reads})
+        shared = ViewReport("", 0, "", "holds")
+        if reasons := tuple(why for each in entities for why in self._not_archived(each)):
+            shared = replace(shared, outcome="not compared", not_compared=reasons)
             for row, _ in views:
-                yield ViewReport(
-                    row.name, row.version, entity, "not compared", not_compared=reasons
-                )
+                yield replace(shared, name=row.name, version=row.version, entity=row.entity)
             return
-        await_archive(self._config, entity, positions, self._on_progress)
-        unread, unasked = self._not_read(entity, positions)
-        with self._shared(entity, positions, views) as (found, not_compared, misfits):
-            accepted = Accepted(
-                self._project.entities[entity], found.where(F.col("reason").isNull())
-            )
+        inputs: list[Accepted] = []
+        with ExitStack() as stack:
+            for label, entity, place in reads:
+                positions = dict(place)
+                await_archive(self._config, entity, positions, self._on_progress)
+                unread, unasked = self._not_read(entity, positions)
+                reading = self._shared(entity, positions, views)
+                accepted, not_compared, misfits = stack.enter_context(reading)
+                inputs.append(accepted)
+                places = {f"{label}{g}/{p}": offset for (g, p), offset in place}
+                shared = replace(
+                    shared,
+                    outcome="not all of the log was read" if unread else shared.outcome,
+                    position={**shared.position, **places},
+                    not_read=(*shared.not_read, *unread, *unasked),
+                    not_compared=(*shared.not_compared, *not_compared),
+                    misfits=(*shared.misfits, *misfits),
+                )
             share_s = (time.monotonic() - begun) / len(views)
-            shared = ViewReport(
-                name="",
-                version=0,
-                entity=entity,
-                outcome="holds",
-                position={f"{g}/{p}": offset for (g, p), offset in positions.items()},
-                not_read=(*unread, *unasked),
-                not_compared=not_compared,
-                misfits=misfits,
-            )
             for number, (row, plan) in enumerate(views):
-                doing = f"comparing {row.name} ({number + 1} of {len(views)} of {entity})"
+                doing = f"comparing {row.name} ({number + 1} of {len(views)} of {row.entity})"
                 self._on_progress(Progress(doing, number / len(views)))
                 began = time.monotonic()
-                compared = partial(self._report, shared, row, plan, accepted, bool(unread))
-                report = self._reported(shared, row, compared)
+                mine = replace(shared, name=row.name, version=row.version, entity=row.entity)
+                report = self._reported(mine, row, plan, inputs)
                 yield replace(report, seconds=time.monotonic() - began + share_s)
 
     def _not_archived(self, entity: str) -> tuple[str, ...]:
@@ -241,67 +243,10 @@ class _Verifier:
             return ()
         return (f"{entity}: its archive lacks the first changes of the log",)
 
-    def _prove_composed(self, row: ViewVersion, plan: ComposedPlan) -> ViewReport:
-        """Prove a view over other views, each of which has its own position."""
-        begun = time.monotonic()
-        self._on_progress(Progress(f"comparing {row.name}", 0.0))
-        accepted: dict[str, Accepted] = {}
-        shared = ViewReport(row.name, row.version, row.entity, "holds")
-        entities = {self._published[name].entity for name in plan.inputs}
-        if reasons := tuple(why for each in sorted(entities) for why in self._not_archived(each)):
-            return replace(shared, outcome="not compared", not_compared=reasons)
-        with ExitStack() as stack:
-            for name in plan.inputs:
-                source = self._published[name]
-                positions = self._seen(row, source)
-                await_archive(self._config, source.entity, positions, self._on_progress)
-                unread, unasked = self._not_read(source.entity, positions)
-                reading = self._shared(source.entity, positions, [(source, plan)])
-                found, not_compared, misfits = stack.enter_context(reading)
-                readable = found.where(F.col("reason").isNull())
-                accepted[name] = Accepted(self._project.entities[source.entity], readable)
-                places = {f"{name} {g}/{p}": offset for (g, p), offset in positions.items()}
-                shared = replace(
-                    shared,
-                    position={**shared.position, **places},
-                    not_read=(*shared.not_read, *unread, *unasked),
-                    not_compared=(*shared.not_compared, *not_compared),
-                    misfits=(*shared.misfits, *misfits),
-                )
-                outcome: ProofOutcome = "not all of the log was read" if unread else shared.outcome
-                shared = replace(shared, outcome=outcome)
-            compared = partial(self._compare_composed, shared, row, plan, accepted, begun)
-            return self._reported(shared, row, compared)
-
-    def _seen(self, row: ViewVersion, source: ViewVersion) -> PartitionOffsets:
-        """An input's position in a view: stored at the last refresh, else the input's own."""
-        stored = (row.built or {}).get("positions")
-        if stored is None:
-            return self._positions(source)
-        return {(1, int(partition)): offset for partition, offset in stored[source.name].items()}
-
-    def _compare_composed(
-        self,
-        shared: ViewReport,
-        row: ViewVersion,
-        plan: ComposedPlan,
-        accepted: Mapping[str, Accepted],
-        begun: float,
-    ) -> ViewReport:
-        as_read, read = "not compared", list[RowDifference]()
-        with spark_errors(f"verifying {row.name}"), composed_tables(plan, accepted) as batch:
-            rows = composed_rows(self._spark, plan, batch)
-            result = self._compare(plan, row.version, rows)
-            if (text := plan.as_read(batch)) is not None:
-                shown = ViewTables(self._control).unlimited(plan, row.version)
-                as_read, read = self._read_alike(plan, shown, lambda: self._spark.sql(text))
-        report = _with_result(shared, result, as_read, read)
-        return replace(report, seconds=time.monotonic() - begun)
-
     @contextmanager
     def _shared(
         self, entity: str, positions: PartitionOffsets, views: Sequence[_Planned]
-    ) -> Iterator[tuple[DataFrame, tuple[str, ...], tuple[str, ...]]]:
+    ) -> Iterator[tuple[Accepted, tuple[str, ...], tuple[str, ...]]]:
         """The accepted changes, read once and stored on Spark's disk.
 
         And what is not compared, and the misfits of the present model.
@@ -316,51 +261,35 @@ class _Verifier:
                 with watched(self._spark, doing, self._on_progress, changes=changes, stages=2):
                     not_compared = _named(found)
                     misfits = _misfits(entity, found)
-                yield found, not_compared, misfits
+                readable = found.where(F.col("reason").isNull())
+                yield Accepted(entity_type, readable), not_compared, misfits
             finally:
                 found.unpersist()
 
     def _reported(
-        self, shared: ViewReport, row: ViewVersion, compared: Callable[[], ViewReport]
+        self, mine: ViewReport, row: ViewVersion, plan: ViewPlan, inputs: Sequence[Accepted]
     ) -> ViewReport:
         """The proof of a view; one that cannot be read or computed does not end those of others."""
         try:
             with self._connection.transaction():
-                return compared()
+                if plan.rules:
+                    # Deferred changes of a throttled view are not in its table yet.
+                    deferred = list(deferred_offsets(self._control, row.name, row.version))
+                    entity_type = self._project.entities[row.entity]
+                    changes = inputs[0].changes
+                    inputs = [taken_by(plan, entity_type, changes, deferred)]
+                # The expressions are the plan's, evaluated in batch instead of change by change.
+                with spark_errors(f"verifying {row.name}"), batch_rows(plan, inputs) as rows:
+                    result = self._compare(plan, row.version, rows)
+                return _with_result(mine, result, *self._compare_as_read(plan, row.version, inputs))
         except PipelineError as error:
             if isinstance(error, SparkLost):
                 raise
             reason = error.message
         except (psycopg.DataError, psycopg.ProgrammingError) as error:
             reason = f"its rows cannot be read: {str(error).splitlines()[0]}"
-        return replace(
-            shared,
-            name=row.name,
-            version=row.version,
-            outcome="differs",
-            not_compared=(*shared.not_compared, f"{row.name}: {reason}"),
-        )
-
-    def _report(
-        self,
-        shared: ViewReport,
-        row: ViewVersion,
-        plan: ViewPlan,
-        accepted: Accepted,
-        is_unread: bool,
-    ) -> ViewReport:
-        if plan.rules:
-            # Deferred changes of a throttled view are not in its table yet.
-            deferred = list(deferred_offsets(self._control, row.name, row.version))
-            entity_type = self._project.entities[row.entity]
-            accepted = taken_by(plan, entity_type, accepted.changes, deferred)
-        # The expressions are those of the plan, evaluated in batch instead of change by change.
-        with spark_errors(f"verifying {row.name}"), batch_rows(plan, accepted) as rows:
-            result = self._compare(plan, row.version, rows)
-        as_read, read = self._compare_as_read(plan, row.version, accepted)
-        outcome: ProofOutcome = "not all of the log was read" if is_unread else "holds"
-        mine = replace(shared, name=row.name, version=row.version, outcome=outcome)
-        return _with_result(mine, result, as_read, read)
+        not_compared = (*mine.not_compared, f"{row.name}: {reason}")
+        return replace(mine, outcome="differs", not_compared=not_compared)
 
     def _not_read(
         self, entity: str, positions: PartitionOffsets
@@ -384,18 +313,17 @@ class _Verifier:
     def _compare(self, plan: ViewPlan, version: int, rows: DataFrame) -> Comparison:
         """Compare the rows of a version's table with the batch result of its definition."""
         query = ViewTables(self._control).kept(plan, version)
-        text = query.as_string(self._connection)
         return compare(
             rows,
-            KeptRows(self._config.views_dsn, self._snapshot, text, plan.is_divided),
-            key_columns=plan.key_columns,
+            KeptRows(self._config.views_dsn, self._snapshot, query, plan.is_divided),
+            key_columns=len(plan.key),
             buckets=self._buckets(query) if plan.is_divided else 1,
         )
 
     def _compare_as_read(
-        self, plan: ViewPlan, version: int, accepted: Accepted
+        self, plan: ViewPlan, version: int, inputs: Sequence[Accepted]
     ) -> tuple[str, list[RowDifference]]:
-        """Run the definition as it was written, and compare it with the rows that readers see."""
+        """Compare the rows that readers see with the author's SQL in Spark; at most `ROWS_MAX`."""
         if not plan.batch_as_read:
             why = (
                 "it has no SQL definition"
@@ -404,21 +332,14 @@ class _Verifier:
             )
             return f"not compared: {why}", []
         shown = ViewTables(self._control).unlimited(plan, version)
-        return self._read_alike(plan, shown, lambda: as_written(plan, accepted, plan.batch_as_read))
-
-    def _read_alike(
-        self, plan: ViewPlan, shown: sql.Composed, run: Callable[[], DataFrame]
-    ) -> tuple[str, list[RowDifference]]:
-        """Compare the rows that readers see with the author's SQL in Spark; at most `ROWS_MAX`."""
-        query = sql.SQL("SELECT {} FROM ({}) AS shown LIMIT {}").format(
-            sql.SQL(", ").join(map(sql.Identifier, plan.defined)), shown, ROWS_MAX + 1
-        )
-        kept = self._connection.execute(query).fetchall()
+        query = f"SELECT {identifiers(plan.defined)} FROM ({shown}) AS shown LIMIT {ROWS_MAX + 1}"
+        kept = self._connection.execute(query.encode()).fetchall()
         if len(kept) > ROWS_MAX:
             return f"not compared: more than {ROWS_MAX:,} rows", []
         try:
             with spark_errors(f"running the SQL of {plan.name}"):
-                rows = run().limit(ROWS_MAX + 1).toArrow()
+                written = as_written(plan, inputs, plan.batch_as_read)
+                rows = written.limit(ROWS_MAX + 1).toArrow()
         except PipelineError as error:
             # Spark fails where the store returns null, such as for a division by 0.
             return f"not compared: {error}", []
@@ -429,9 +350,8 @@ class _Verifier:
         found = read_differently(expected, kept, keys=keys)
         return ("different" if found else "equal"), found
 
-    def _buckets(self, kept: sql.Composed) -> int:
-        query = sql.SQL("SELECT count(*) FROM ({}) AS kept").format(kept)
-        row = self._connection.execute(query).fetchone()
+    def _buckets(self, kept: str) -> int:
+        row = self._connection.execute(f"SELECT count(*) FROM ({kept}) AS kept".encode()).fetchone()
         assert row is not None
         return 2 + int(row[0]) // _ROWS_PER_BUCKET
 
@@ -455,20 +375,12 @@ def _with_result(
 
 def _columns_needed(views: Sequence[_Planned]) -> list[str]:
     """Columns of changes that the proofs of these views read."""
-    sources = {plan.source for _, plan in views}
-    of_changes = any(plan.source == "changes" and plan.declared is not None for _, plan in views)
-    of_changes |= any(isinstance(plan, (ComposedPlan, PythonPlan)) for _, plan in views)
-    is_ruled = any(plan.rules for _, plan in views)
-    own = ["id", "occurred_at", "recorded_at", "as_of", "raw_value"]
     needed = ["key", "version", "kind", "reason", "generation", "partition", "offset", "is_newest"]
     needed += ["schema_version", "misfits"]
-    return [
-        *needed,
-        *(own if of_changes or sources & {"changes", "newest"} else []),
-        *(["current"] if "live" in sources or of_changes else []),
-        *(["original", "provenance"] if of_changes or is_ruled else []),
-        *(["event"] if of_changes else []),
-    ]
+    for _, plan in views:
+        needed += plan.columns_needed
+        needed += ("original", "provenance") if plan.rules else ()
+    return list(dict.fromkeys(needed))
 
 
 def _named(found: DataFrame) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from everstate.pipeline.reports import ViewReport
 from everstate.pipeline.requests.moment import Moment
 from everstate.pipeline.requests.query import Queries
 from everstate.pipeline.spark.progress import OnProgress, Progress
+from everstate.runtime.worker import Worker
 from everstate.views.control import QUERY, RECOMPUTE, Control, ControlConnection, Request
 from everstate.views.project import Project
 
@@ -26,8 +26,11 @@ _POLL_S: Final = 0.5
 _KEPT_HOURS: Final = 24.0
 
 
-class Answers:
+class Answers(Worker):
     """Takes requests from the control table; one process per schema does so at a time."""
+
+    doing = "answering of requests"
+    idle_s = _POLL_S
 
     def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
         self._spark, self._config, self._project = spark, config, project
@@ -38,32 +41,32 @@ class Answers:
         self._duty.close()
         self._database.close()
 
-    def run(self, stop: threading.Event) -> None:
-        """Answer until ``stop`` is set. Raises SparkLost, Unavailable."""
-        while not stop.is_set():
-            with self._duty.connected() as control:
-                with control.duty("answers") as is_mine:
-                    works()
-                    if is_mine:
-                        self._serve(control, stop)
-            stop.wait(_POLL_S)
+    def step(self) -> None:
+        """Answer until a run is stopped, unless another process has this duty.
 
-    def _serve(self, control: Control, stop: threading.Event) -> None:
+        Raises SparkLost, Unavailable.
+        """
+        with self._duty.connected() as control, control.duty("answers") as is_mine:
+            works()
+            if is_mine:
+                self._serve(control)
+
+    def _serve(self, control: Control) -> None:
         control.ask_again()  # requests that a former pipeline had taken and not answered
         control.forget_requests(_KEPT_HOURS)
-        while not stop.is_set():
+        while not self.stop.is_set():
             request = control.take_request()
             if request is None:
-                stop.wait(_POLL_S)
+                self.stop.wait(_POLL_S)
             else:
-                self._answer(control, request, stop)
+                self._answer(control, request)
 
-    def _answer(self, control: Control, request: Request, stop: threading.Event) -> None:
+    def _answer(self, control: Control, request: Request) -> None:
         logger.info("request: %s %s", request.verb, dict(request.arguments))
         reports: list[Mapping[str, Any]] = []
 
         def report_progress(seen: Progress) -> None:
-            if stop.is_set():
+            if self.stop.is_set():
                 raise RequestCancelled(request.verb, "the pipeline is stopping")
             with self._database.connected() as own:
                 so_far = {"progress": seen.note(), "reports": reports}

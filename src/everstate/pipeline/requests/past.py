@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType
@@ -20,7 +19,7 @@ from everstate.pipeline.batch.accepted import (
     only_changes,
 )
 from everstate.pipeline.batch.awaiting import await_archive
-from everstate.pipeline.batch.rows import Accepted, batch_rows, rows_as_shown
+from everstate.pipeline.batch.rows import Accepted, as_written, batch_rows, entities_read
 from everstate.pipeline.batch.rules import taken_by
 from everstate.pipeline.requests.moment import Moment
 from everstate.pipeline.spark.archived import read_archive
@@ -29,7 +28,6 @@ from everstate.pipeline.spark.progress import OnProgress
 from everstate.pipeline.spark.session import spark_errors
 from everstate.views.control import Control, opened_control
 from everstate.views.kinds import ViewPlan
-from everstate.views.kinds.composed import ComposedPlan
 from everstate.views.project import Project, known_views
 from everstate.views.tables import history_of, latest_of
 
@@ -37,10 +35,6 @@ _OF_CHANGE: Final = (
     *("key", "version", "id", "kind", "as_of", "occurred_at", "recorded_at", "schema_version"),
     *("generation", "partition", "offset", "provenance", "transaction", "event"),
     *("current", "original"),
-)
-_HELD: Final = (
-    "SELECT EXISTS (SELECT FROM {} WHERE entity = %(entity)s AND generation = %(generation)s AND "
-    'partition = %(partition)s AND "offset" < %(end)s AND coalesce(released_at >= %(end)s, true))'
 )
 
 
@@ -100,11 +94,12 @@ class Past:
             raise UnknownView(name, known_views(self._project))
         plan = self._project.views[name]
         with spark_errors(f"view {name}"):
-            if isinstance(plan, ComposedPlan) or plan.batch_as_shown:
-                return rows_as_shown(plan, lambda entity: self._taken(plan, entity))
+            accepted = [self._taken(plan, entity) for entity in entities_read(plan)]
+            if plan.batch_as_shown:
+                return as_written(plan, accepted, plan.batch_as_shown)
             ship_functions(self._project)
             # Spark resolves the name of the table here, so the table may be dropped after it.
-            with batch_rows(plan, self._taken(plan, plan.entity)) as rows:
+            with batch_rows(plan, accepted) as rows:
                 return rows.where(plan.is_shown).select(
                     *(F.col(column).alias(shown) for column, shown in plan.read_of_batch)
                 )
@@ -135,15 +130,9 @@ class Past:
 
         They are held by then, and released later or not at all.
         """
-        found = []
         with opened_control(self._config) as control:
-            query = sql.SQL(_HELD).format(control.table("held"))
-            for (generation, partition), end in sorted(self.positions(entity).items()):
-                place = {"entity": entity, "generation": generation, "partition": partition}
-                row = control.connection.execute(query, {**place, "end": end}).fetchone()
-                if row is not None and row[0]:
-                    found.append((generation, partition))
-        return found
+            positions = sorted(self.positions(entity).items())
+            return [place for place, end in positions if control.is_holding(entity, *place, end)]
 
     def _read_positions(self, entity: str) -> PartitionOffsets:
         with opened_control(self._config) as control:

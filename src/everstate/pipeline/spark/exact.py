@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import reduce
 from operator import and_, or_
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -19,6 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from everstate.changes import EntityType
+from everstate.changes.arrow import arrow_type
+from everstate.changes.fields import tree_of
 
 Test: TypeAlias = Callable[[Column, pa.DataType], Column | None]
 
@@ -46,7 +48,10 @@ def is_doubtful(text: Column, entity_type: EntityType) -> Column | None:
     one or two microseconds for each such field.
     """
     names: dict[str, set[str]] = {}
-    _add_plain(names, tuple(entity_type.arrow_schema))
+    for tree in tree_of(entity_type.model).walk(computed=True):
+        for field in tree.columns:
+            if (plain := _plain(arrow_type(field.tree))) is not None:
+                names.setdefault(plain, set()).add(field.written)
     if not names:
         return None
     # Each expression begins with fixed characters, which Java finds with Boyer and Moore's method:
@@ -67,19 +72,8 @@ def _written(name: str) -> str:
     return re.escape(json.dumps(name, ensure_ascii=False)[1:-1])
 
 
-def _add_plain(names: dict[str, set[str]], fields: tuple[pa.Field[Any], ...]) -> None:
-    """Add the names of fields by a regular expression of what is surely read exactly there."""
-    for field in fields:
-        inner = field.type
-        while pa.types.is_list(inner) or pa.types.is_map(inner):
-            inner = inner.value_type if pa.types.is_list(inner) else inner.item_type
-        if pa.types.is_struct(inner):
-            _add_plain(names, tuple(inner))
-        elif (plain := _plain(field.type)) is not None:
-            names.setdefault(plain, set()).add(field.name)
-
-
 def _plain(kind: pa.DataType) -> str | None:
+    """A regular expression of what is surely read exactly; ``None``: all is, or it has fields."""
     if pa.types.is_decimal(kind):
         number = _NUMBER.format(scale=kind.scale)
         return f'(?:null|"{number}"|{number}(?![0-9.eE]))'

@@ -7,7 +7,6 @@ import inspect
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
-from everstate.views.kinds.python import PythonPlan
 from everstate.views.project import Project
 
 
@@ -24,7 +23,7 @@ def ship_functions(project: Project) -> None:
     function uses of its own module is pickled with it.
     """
     for plan in project.views.values():
-        if isinstance(plan, PythonPlan) and plan.python is not None:
-            module = inspect.getmodule(plan.python.function)
+        if plan.function is not None:
+            module = inspect.getmodule(plan.function.function)
             if module is not None and module.__name__ != "__main__":
                 cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

@@ -47,20 +47,9 @@ JSON_OPTIONS: Final = {**STRICT, "columnNameOfCorruptRecord": CORRUPT}
 
 def state_schema(entity_type: EntityType) -> StructType:
     """Spark's type of an entity's state, from its Arrow schema; every field nullable."""
-    schema = _nullable(from_arrow_schema(entity_type.arrow_schema, prefer_timestamp_ntz=True))
+    schema = from_arrow_schema(entity_type.read_schema, prefer_timestamp_ntz=True)
     assert isinstance(schema, StructType)
     return schema
-
-
-def _nullable(kind: DataType) -> DataType:
-    """The type with every part nullable: JSON may lack any field, and all tables must agree."""
-    if isinstance(kind, StructType):
-        return StructType([StructField(f.name, _nullable(f.dataType)) for f in kind])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_nullable(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, _nullable(kind.valueType))
-    return kind
 
 
 def state_read(message: Column, side: str, entity_type: EntityType) -> Column:

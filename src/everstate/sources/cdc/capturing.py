@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -57,10 +57,10 @@ from everstate.sources.cdc.notifications import (
 from everstate.sources.cdc.postgres import PostgresDatabase
 from everstate.sources.cdc.refusing import (
     name_findings,
+    peculiarities,
     plugin_findings,
     refuse_failed,
     shape_findings,
-    unread_columns,
 )
 from everstate.sources.cdc.replaced import (
     EPOCH,
@@ -239,7 +239,8 @@ class Capturing(CaptureConnector):
             tables = [each for each in self.capture.captured_tables if each not in left_out]
             misread = self._columns.misread(database, tables, position, self._definitions())
             if misread is not None:
-                raise TableMisread(self.capture.name, *misread)
+                table, differs = misread
+                raise TableMisread(self.capture.name, differs, table)
         return found
 
     def _definitions(self) -> Iterator[bytes]:
@@ -558,13 +559,9 @@ class Capturing(CaptureConnector):
         )
 
     def _peculiarities(self, database: CapturedDatabase) -> Peculiarities:
-        """Of the tables, with what depends on the models; ten round trips."""
-        found = database.peculiarities()
+        """Of the tables as they are now."""
         shapes = database.shapes(self.capture.settings)
-        unread = unread_columns(self.capture, self.entities, shapes)
-        tables = {**found.left_out, **unread}
-        every = {t: {**found.left_out.get(t, {}), **unread.get(t, {})} for t in tables}
-        return replace(found, left_out=every)
+        return peculiarities(self.capture, self.entities, shapes)
 
     def _wait_until_connected(self, database: CapturedDatabase, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s

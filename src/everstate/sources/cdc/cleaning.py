@@ -34,6 +34,7 @@ from everstate.sources.cdc.asking import Asker, asker_of
 from everstate.sources.cdc.balance import (
     CaptureNote,
     Cut,
+    NumberedBatch,
     RowCounts,
     counted,
     decode_note,
@@ -44,10 +45,8 @@ from everstate.sources.cdc.balance import (
 from everstate.sources.cdc.columns import SOURCE, STOPPED, Rows, Slices
 from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
 from everstate.sources.cdc.gone import too_many
-from everstate.sources.cdc.holding import HELD, HeldEntity, held_key
+from everstate.sources.cdc.holding import HELD, HeldEntity, doubt_all, held_key
 from everstate.sources.cdc.kinds import kind_of
-from everstate.sources.cdc.lost import doubt_all
-from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of
 from everstate.sources.cdc.restoring import Restoring
@@ -122,6 +121,7 @@ class Cleaning:
         self._copy: StateCopy | None = None
         self._held: dict[EntityKey, HeldEntity] = {}
         self._overlaps = Overlaps(is_trusted=False)
+        self._numbering = self._kind.numbering(self._held)
         self._in_doubt: set[EntityKey] = set()
         """Held entries that were made because raw rows were lost, until they are published."""
         self._parts = Parts((), ())
@@ -260,9 +260,7 @@ class Cleaning:
         if (stream.first_offset, stream.count) != before or not stream.is_waiting:
             self._news_s = self._clock()
         if stream.is_waiting and stream.waits > _CUT_ROWS:
-            start = stream.first_offset
-            assert start is not None
-            self.counting = Counting(stream.counter(), start)
+            self.counting = stream.counting()
 
     def add_counted(self, columns: pa.Table, end: int) -> None:
         """Add the rows that were read for :attr:`counting`, up to the offset ``end``."""
@@ -298,6 +296,7 @@ class Cleaning:
             copy.ask(self._restoring.ends(self._offsets))
             self._prove_at = now_s + _PROVE_EVERY_S
         states, compared = States(copy), self._ended()
+        self._kind.records.begin(now_s)
         if compared is not None:
             rows, cut = Rows.none(), None
             batch = self._compare(compared, states, now_s)
@@ -310,7 +309,7 @@ class Cleaning:
             if has_read_all and self._stream is not None:
                 self._stream.raise_replaced()
             return None
-        records = self._kind.records()
+        records = self._kind.records.records()
         batch.held_changed |= self._in_doubt
         held = self._held_values(batch)
         kept = {held_key(*entity): value for entity, value in sorted(held.items())}
@@ -366,7 +365,7 @@ class Cleaning:
         Out: the batch and its rows; if it was cut, the others are kept for the next step.
         """
         places, stream, cut = self._parts.places, self._stream, self._note.cut
-        batch = self._kind.number(rows, places, states, now_s, cut, has_read_all=has_read_all)
+        batch = self._numbering.run(rows, places, states, now_s, cut, has_read_all=has_read_all)
         if batch.left:
             done = rows.split(len(rows) - batch.left)
             self._rows, rows = rows, done
@@ -394,7 +393,7 @@ class Cleaning:
                 percent=self._config.capture.deletes_max_percent,
                 may_delete=self._stream.may_delete,
             )
-        batch = self._kind.delete_absent(self._absent, states, now_s, self._note.cut)
+        batch = self._numbering.delete_absent(self._absent, states, now_s, self._note.cut)
         if batch.cut is None:
             self._stream.compared(self._kept)
             self._absent = None
@@ -503,7 +502,7 @@ class Cleaning:
     def _report(self, batch: NumberedBatch, rows: int, seconds: float) -> CleanedBatch:
         self._shown.balance(self._note.rows)
         held = sum(one.held for one in self._note.rows.values())
-        self._shown.coverage(self._kind.coverage_percent)
+        self._shown.coverage(self._kind.records.coverage_percent)
         if batch.overdue:
             logger.warning(
                 "capture %s: %d rows went on without their parent or the name of a code: it was "
@@ -552,8 +551,8 @@ class Cleaning:
             note.cut = None  # The position is at its record; the deletes are made from the first.
         is_trusted &= self._stream is not None
         self._overlaps = Overlaps(older_rows_of(copy), is_trusted=is_trusted)
-        self._kind.begin(
-            *(self._held, standing.epoch), is_trusted=is_trusted, overlaps=self._overlaps
+        self._numbering = self._kind.numbering(
+            self._held, epoch=standing.epoch, is_trusted=is_trusted, overlaps=self._overlaps
         )
 
     def _lost(self, topic: str, partition: int, at: int, start: int) -> int:

@@ -22,13 +22,10 @@ from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.packing import packed, unpacker
 from everstate.sources.cdc.quick import QuickReader
 from everstate.sources.cdc.reading import (
-    EndedTransaction,
     RawReader,
     RefusedRow,
     SourceIdentity,
     TransactionProvenance,
-    UndeclaredRow,
-    UnknownTable,
 )
 
 WHOLE: Final = 0
@@ -238,7 +235,7 @@ class SliceReading:
         for part, offset, key, value, headers, at_ms in records:
             if size > _SLICE_BYTES_MAX:
                 self._is_stopped = True
-                yield (part, offset, STOPPED, -1, *_NOTHING)
+                yield _plain(part, offset, STOPPED)
                 return
             if quick is not None and headers == _PLAIN:
                 row = quick.read(key, value)
@@ -263,47 +260,54 @@ class SliceReading:
                         continue
                     encoded = packed(one)
                     size += len(encoded)
-                    yield (
-                        part, offset, OTHER, number, one.op, one.key, None, None, encoded,
-                        one.transaction, one.place, _position(one), one.time_us, None, None, None,
-                    )  # fmt: skip
+                    yield _rest(part, offset, OTHER, number, one, encoded)
                 elif isinstance(one, RefusedRow):
                     encoded = packed((one, key, value))
                     size += len(encoded)
-                    yield (
-                        part, offset, REFUSED, tables.get(one.table, -1), one.op, one.key, None,
-                        None, encoded, one.transaction, one.place, _position(one), one.time_us,
-                        None, None, None,
-                    )  # fmt: skip
-                elif isinstance(one, UndeclaredRow):
-                    yield (part, offset, UNDECLARED, -1, None, one.table, *_NOTHING[2:])
+                    yield _rest(part, offset, REFUSED, tables.get(one.table, -1), one, encoded)
+                elif isinstance(one, SourceIdentity):
+                    yield _plain(part, offset, SOURCE, rest=packed(one))
+                elif isinstance(one, TransactionProvenance):
+                    yield _plain(
+                        *(part, offset, NOTE),
+                        op="m",
+                        key=one.prefix,
+                        rest=packed(one),
+                        tx=one.transaction,
+                        place=one.place,
+                        time_us=one.time_us,
+                    )
+                elif one.what == "ended":
+                    yield _plain(part, offset, ENDED, tx=one.name)
                 else:
-                    yield _fact(part, offset, one)
+                    what = UNDECLARED if one.what == "undeclared" else UNKNOWN
+                    yield _plain(part, offset, what, key=one.name)
         self._size = size
 
 
 _PLAIN: Final = (None, None)
 """Header values of an ordinary row."""
-_NOTHING: Final = (None,) * (len(_NAMES) - 4)
 
 
-def _fact(
-    part: int,
-    offset: int,
-    one: EndedTransaction | TransactionProvenance | SourceIdentity | UnknownTable,
+def _plain(part: int, offset: int, what: int, table: int = -1, **columns: Any) -> tuple[Any, ...]:
+    """The columns of a record without a state."""
+    return (part, offset, what, table, *map(columns.get, _NAMES[4:]))
+
+
+def _rest(
+    part: int, offset: int, what: int, table: int, row: CleanRow | RefusedRow, rest: bytes
 ) -> tuple[Any, ...]:
-    """The columns of a record that is about rows and is not a row."""
-    if isinstance(one, UnknownTable):
-        return (part, offset, UNKNOWN, -1, None, one.table, *_NOTHING[2:])
-    if isinstance(one, EndedTransaction):
-        return (part, offset, ENDED, -1, None, None, None, None, None, one.id, *_NOTHING[6:])
-    rest = packed(one)
-    if isinstance(one, SourceIdentity):
-        return (part, offset, SOURCE, -1, None, None, None, None, rest, *_NOTHING[5:])
-    return (
-        part, offset, NOTE, -1, "m", one.prefix, None, None, rest,
-        one.transaction, one.place, None, one.time_us, None, None, None,
-    )  # fmt: skip
+    """The columns of a row that is encoded in one of them."""
+    return _plain(
+        *(part, offset, what, table),
+        op=row.op,
+        key=row.key,
+        rest=rest,
+        tx=row.transaction,
+        place=row.place,
+        position=_position(row),
+        time_us=row.time_us,
+    )
 
 
 def _position(row: CleanRow | RefusedRow) -> bytes | None:

@@ -102,7 +102,7 @@ def complete(
     if known is not None and was_read(row.position, known):
         return Skipped(READ_BEFORE)
     if row.op == "d":
-        return _deleted(row, known)
+        return _steps(row, known, None)
     if parents_first and not is_overdue and not row.is_snapshot:
         for entity, key in row.parents:
             parent = lookup(entity, key)
@@ -114,7 +114,7 @@ def complete(
         if not isinstance(found, bytes):
             return found
         after = found
-    return _changed(row, known, after)
+    return _steps(row, known, after)
 
 
 def was_read(position: Mapping[str, list[int | str]], known: Known) -> bool:
@@ -145,34 +145,27 @@ def has_settled(row: CleanRow, outcome: Completion) -> bool:
     return isinstance(outcome, Completed)
 
 
-def _deleted(row: CleanRow, known: Known | None) -> Completion:
-    if known is None:
-        if row.before is None:
-            return Skipped(NEVER_SEEN)
-        return Completed(
-            (
-                ChangeStep(Kind.CREATED, row.before, None, True),
-                ChangeStep(Kind.DELETED, None, row.before, False),
-            )
-        )
-    if known.is_deleted:
-        return Skipped(DELETED_BEFORE)
-    return Completed((ChangeStep(Kind.DELETED, None, known.image, False),))
+def step_of(op: str, state: bytes | None, known: Known | None) -> ChangeStep | Skipped:
+    """The change that a row with a whole state, or a delete, makes of our newest state."""
+    if op == "d":
+        if known is None or known.is_deleted:
+            return Skipped(NEVER_SEEN if known is None else DELETED_BEFORE)
+        return ChangeStep(Kind.DELETED, None, known.image, False)
+    if known is None or known.is_deleted:
+        return ChangeStep(Kind.CREATED, state, None, op != "c")
+    if known.image == state:
+        return Skipped(UNCHANGED)
+    return ChangeStep(Kind.UPDATED, state, known.image, False)
 
 
-def _changed(row: CleanRow, known: Known | None, after: bytes) -> Completion:
-    if known is not None and not known.is_deleted:
-        if known.image == after:
-            return Skipped(UNCHANGED)
-        return Completed((ChangeStep(Kind.UPDATED, after, known.image, False),))
-    if known is None and row.op == "u" and row.before is not None and row.before != after:
-        return Completed(
-            (
-                ChangeStep(Kind.CREATED, row.before, None, True),
-                ChangeStep(Kind.UPDATED, after, row.before, False),
-            )
-        )
-    return Completed((ChangeStep(Kind.CREATED, after, None, row.op != "c"),))
+def _steps(row: CleanRow, known: Known | None, after: bytes | None) -> Completed | Skipped:
+    """The changes of a row; a row before that we never saw is one of them."""
+    before, steps = row.before, list[ChangeStep]()
+    if known is None and before is not None and row.op in ("u", "d") and before != after:
+        steps.append(ChangeStep(Kind.CREATED, before, None, True))
+        known = Known(0, before, False)
+    step = step_of(row.op, after, known)
+    return step if isinstance(step, Skipped) else Completed((*steps, step))
 
 
 def _completed(

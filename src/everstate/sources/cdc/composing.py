@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
-from uuid import UUID
 
 import msgspec
 
@@ -23,7 +22,7 @@ from everstate.changes import (
 from everstate.changes.codec import ReadySource, ready_source, ready_time
 from everstate.changes.depth import TOO_DEEP
 from everstate.changes.ids import derived_id_text
-from everstate.changes.moments import ahead_fault
+from everstate.changes.moments import ahead_fault, check_moment
 from everstate.changes.values import UNSTORABLE, storable
 from everstate.config import Config
 from everstate.declarations.captures import Capture, Table
@@ -33,6 +32,7 @@ from everstate.log.dead_letters import place_headers
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.columns import USER
+from everstate.sources.cdc.completion import ChangeStep
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.rows import Unreadable
 
@@ -67,12 +67,13 @@ class RefusedRecord(msgspec.Struct, gc=False):
     raw: tuple[bytes | None, bytes | None] | None = None
 
 
-class Origin(NamedTuple):
+class Origin(msgspec.Struct, frozen=True, gc=False):
     """The facts about one row that its changes contain."""
 
     key: str
     op: str
-    place: RawPlace
+    place: RawPlace | None
+    """Where its record is; only needed without a position."""
     position: bytes | None
     """In the source's log, as JSON, the epoch first; ``None``: unknown."""
     time_us: int | None
@@ -164,6 +165,11 @@ class CaptureComposer:
         """Number of changes for which the source gave provenance, and number of all changes."""
         self.begin(0.0)
 
+    @property
+    def coverage_percent(self) -> float:
+        """Percent of the changes since the start for which the source gave provenance."""
+        return 100.0 * self.with_provenance / self.composed if self.composed else 100.0
+
     def begin(self, now_s: float) -> None:
         """Begin a batch; its changes are recorded at this moment (seconds since 1970)."""
         self._recorded_at = _EPOCH + timedelta(microseconds=int(now_s * 1_000_000))
@@ -180,59 +186,53 @@ class CaptureComposer:
         return [*self._records, *self._newest.values()]
 
     def make(
-        self,
-        target: TableTarget,
-        origin: Origin,
-        version: int,
-        kind: Kind,
-        current: bytes | None,
-        original: bytes | None,
-        part: int = 0,
-        *,
-        is_baseline: bool = False,
+        self, target: TableTarget, origin: Origin, version: int, step: ChangeStep, part: int = 0
     ) -> list[OutRecord]:
         """Record of `.state`, and then those of the other topics, of one change.
 
-        ``part``: its place among the changes of its row; ``is_baseline``: it publishes a row that
-        existed before the capture saw it. Raises Unreadable with the reason. The batch gets the
-        records only by :meth:`take`.
+        ``part``: its place among the changes of its row. Raises Unreadable with the reason. The
+        batch gets the records only by :meth:`take`.
         """
         try:
-            source, has_provenance = self._source(target, origin, is_baseline=is_baseline)
+            source, has_provenance = self._source(target, origin, is_baseline=step.is_baseline)
             self.composed += 1
             self.with_provenance += has_provenance
+            name, us, event = _id_text(target, origin, part), origin.time_us, None
+            occurred = self._recorded if us is None else _time_text(us)
             if not target.is_plain:
-                return self._others(target, origin, version, kind, current, original, part, source)
-            name = _id_text(target, origin, part)
-            us = origin.time_us
-            if us is not None and us > self._latest_us:
+                occurred, event = self._declared(target, origin, step, occurred)
+            elif us is not None and us > self._latest_us:
                 raise ValueError(ahead_fault(self._ahead_hours))
             block = None
             if origin.rows is not None and origin.order is not None:
                 block = (f"{self._short}:{origin.tx}", origin.order, origin.rows)
             key, value, headers = target.codec.finish(
                 target.codec.head(
-                    name,
-                    origin.key,
-                    version,
-                    kind.value,
-                    self._recorded if us is None else _time_text(us),
-                    self._recorded,
+                    name, origin.key, version, step.kind.value, occurred, self._recorded
                 ),
                 origin.key,
-                kind,
+                step.kind,
                 name.encode(),
                 self._recorded_bytes,
                 source,
                 block,
-                current,
-                original,
+                step.current,
+                step.original,
                 b"%b%b}" % (target.extra, origin.position or b"{}"),
+                event,
             )
+            made = [
+                OutRecord(target.state, key, value, headers),
+                OutRecord(target.changes, key, value, headers),
+            ]
+            if target.table.partials:
+                made.append(_partial(target, value, headers))
+            if target.table.events is not None and event is not None:
+                facts = (target, origin, name, occurred, source.provenance, block)
+                made.append(self._event_change(*facts, event))
+            return made
         except _UNSENDABLE as cause:
             raise Unreadable(str(cause)) from cause
-        state = OutRecord(target.state, key, value, headers)
-        return [state, OutRecord(target.changes, key, value, headers)]
 
     def take(self, target: TableTarget, key: str, made: Sequence[OutRecord]) -> None:
         """Add the records of one change to the batch."""
@@ -274,59 +274,35 @@ class CaptureComposer:
             self._sources[named] = made
         return made
 
-    def _others(
+    def _declared(
+        self, target: TableTarget, origin: Origin, step: ChangeStep, occurred: str
+    ) -> tuple[str, DomainEvent | None]:
+        """When a change of a table with declarations of its own occurred, and its event."""
+        table, at = target.table, datetime.fromisoformat(occurred)
+        if table.occurred_at is not None and step.current is not None:
+            at = _world_time(step.current, table.occurred_at, at)
+        check_moment(target.entity, origin.key, at, self._ahead_hours, self._recorded_at)
+        event = None if table.event is None else _event(table.event, step.original, step.current)
+        return ready_time(at), event
+
+    def _event_change(
         self,
         target: TableTarget,
         origin: Origin,
-        version: int,
-        kind: Kind,
-        current: bytes | None,
-        original: bytes | None,
-        part: int,
-        source: ReadySource,
-    ) -> list[OutRecord]:
-        """The records of a table with events, partial changes or a time of its own."""
-        table, us = target.table, origin.time_us
-        occurred_at = self._recorded_at if us is None else _time(us)
-        if table.occurred_at is not None and current is not None:
-            occurred_at = _world_time(current, table.occurred_at, occurred_at)
-        block = None
-        if origin.rows is not None and origin.order is not None:
-            name = f"{self._short}:{origin.tx}"
-            block = SourceTransaction(id=name, index=origin.order, count=origin.rows)
-        position = {} if origin.position is None else _decode(origin.position)
-        place = {"capture": target.capture, "table": target.name, "position": position}
-        change: Change[bytes] = Change(
-            id=UUID(_id_text(target, origin, part)),
-            entity=target.entity,
-            schema_version=target.codec.entity_type.schema_version,
-            key=origin.key,
-            version=version,
-            kind=kind,
-            occurred_at=occurred_at,
-            recorded_at=self._recorded_at,
-            provenance=source.provenance,
-            current=current,
-            original=original,
-            event=None if table.event is None else _event(table.event, original, current),
-            transaction=block,
-            extra={"source": place},
-        )
-        key, value, headers = target.codec.encode(change)
-        made = [OutRecord(target.state, key, value, headers)]
-        made.append(OutRecord(target.changes, key, value, headers))
-        if table.partials:
-            made.append(_partial(target, change, headers))
-        if table.events is not None and change.event is not None:
-            made.append(self._event_change(table.events, change))
-        return made
-
-    def _event_change(self, entity: str, change: Change[bytes]) -> OutRecord:
-        assert change.event is not None
+        change_id: str,
+        occurred: str,
+        provenance: Provenance,
+        block: tuple[str, int, int] | None,
+        event: DomainEvent,
+    ) -> OutRecord:
+        """The record of a change's event as an entity of its own."""
+        entity = str(target.table.events)
         entity_type = self._entities[entity]
-        name = derived_change_id(f"{self._capture.name}/{entity}", str(change.id), 0)
-        data = change.event.data if isinstance(change.event.data, dict) else {}
-        state = {**data, entity_type.key: str(name)}
+        name = derived_change_id(f"{self._capture.name}/{entity}", change_id, 0)
+        data = event.data if isinstance(event.data, dict) else {}
+        transaction = None
+        if block is not None:
+            transaction = SourceTransaction(id=block[0], index=block[1], count=block[2])
         own: Change[Any] = Change(
             id=name,
             entity=entity,
@@ -334,14 +310,14 @@ class CaptureComposer:
             key=str(name),
             version=1,
             kind=Kind.EVENT,
-            occurred_at=change.occurred_at,
-            recorded_at=change.recorded_at,
-            provenance=change.provenance,
-            current=state,
+            occurred_at=datetime.fromisoformat(occurred),
+            recorded_at=self._recorded_at,
+            provenance=provenance,
+            current={**data, entity_type.key: str(name)},
             original=None,
-            event=change.event,
-            transaction=change.transaction,
-            extra=change.extra,
+            event=event,
+            transaction=transaction,
+            extra=_decode(b"{%b%b}}" % (target.extra, origin.position or b"{}")),
         )
         key, value, headers = self._codecs[entity].encode(own)
         return OutRecord(self._names.changes(entity), key, value, headers)
@@ -364,26 +340,21 @@ def dead_letter(
     return OutRecord(topic, key, value, place_headers(why, *place))
 
 
-def _partial(target: TableTarget, change: Change[bytes], headers: Any) -> OutRecord:
+def _partial(target: TableTarget, message: bytes, headers: Any) -> OutRecord:
     """The changed fields only."""
-    before = {} if change.original is None else _decode(change.original)
-    after = {} if change.current is None else _decode(change.current)
+    change = _decode(message)
+    before = change["originalEntityState"] or {}
+    after = change["currentEntityState"] or {}
     changed = {
         name: value for name, value in after.items() if name not in before or before[name] != value
     }
-    value = _encode(
-        {
-            "id": str(change.id),
-            "entity": change.entity,
-            "key": change.key,
-            "version": change.version,
-            "kind": change.kind.value,
-            "occurredAt": change.occurred_at.isoformat(),
-            "recordedAt": change.recorded_at.isoformat(),
-            "changedFields": changed,
-        }
-    )
-    return OutRecord(target.partials, change.key.encode(), value, headers)
+    kept = {name: change[name] for name in ("id", "entity", "key", "version", "kind")}
+    times = {
+        name: datetime.fromisoformat(change[name]).isoformat()
+        for name in ("occurredAt", "recordedAt")
+    }
+    value = _encode({**kept, **times, "changedFields": changed})
+    return OutRecord(target.partials, change["key"].encode(), value, headers)
 
 
 def _id_text(target: TableTarget, origin: Origin, part: int) -> str:
@@ -396,7 +367,9 @@ def _id_text(target: TableTarget, origin: Origin, part: int) -> str:
         at = f"{position[: position.index(93) + 1].decode()} {origin.op}"  # 93: the first "]"
     else:
         # One record of many rows may delete a row and create another one with the same key.
-        at = f"{origin.place.topic} {origin.place.partition} {origin.place.offset} {origin.op}"
+        place = origin.place
+        assert place is not None
+        at = f"{place.topic} {place.partition} {place.offset} {origin.op}"
     if origin.repeats:
         at = f"{at} {origin.repeats}"
     return derived_id_text(target.source + origin.key, at, part)

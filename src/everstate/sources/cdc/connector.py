@@ -16,7 +16,11 @@ from everstate.log.topics import Topics
 from everstate.retrying import within
 from everstate.sources.cdc.connectors import left_out_tables, without_tables
 from everstate.sources.cdc.database import CapturedDatabase, ConnectorStanding, SetupStep
-from everstate.sources.cdc.halted import tables_to_read, without_first_table
+from everstate.sources.cdc.halted import (
+    tables_to_read,
+    with_quoted_names,
+    without_first_table,
+)
 from everstate.sources.cdc.mariadb import mariadb_address
 from everstate.sources.cdc.names import CaptureNames, names_of
 from everstate.sources.cdc.notifications import tell_given_up
@@ -122,7 +126,10 @@ class CaptureConnector:
                 raise CaptureFailed(f"capture {self.capture.name}: {table} is left out: {why}")
 
     def _give_up(self, table: str, why: str) -> str | None:
-        """Remove the unreadable table from the stored snapshot; report it as a notification."""
+        """Remove the unreadable table from the stored snapshot; report it as a notification.
+
+        Out: the table and the reason; ``None``: the connector goes on with its snapshot.
+        """
         connector = self.names.connector
         self._connect.stop(connector)
         try:
@@ -130,10 +137,14 @@ class CaptureConnector:
             position = self._connect.offset(connector)
             if tables_to_read(position)[:1] != (table,):
                 return None
-            without = without_first_table(position)
-            self._once_stopped(lambda: self._connect.alter_offset(connector, without))
+            quoted = with_quoted_names(position)
+            is_parsed = quoted == position
+            altered = without_first_table(position) if is_parsed else quoted
+            self._once_stopped(lambda: self._connect.alter_offset(connector, altered))
         finally:
             self._connect.resume(connector)
+        if not is_parsed:
+            return None
         tell_given_up(self._config, self.names, table, why)
         return f"{table}: {why}"
 

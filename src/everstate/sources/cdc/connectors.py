@@ -99,6 +99,7 @@ class TableShape:
     columns: tuple[SourceColumn, ...]
     key: tuple[str, ...]
     """The declared key columns, or else those of the primary key."""
+    has_primary_key: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import MAX_PREC, Context, Decimal
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal
 
 import msgspec
-from pydantic import AwareDatetime, BaseModel, NaiveDatetime
 
+from everstate.changes.fields import FieldTree, FieldType
 from everstate.declarations.captures import Convert
 from everstate.sources.cdc.rows import Unreadable
 
@@ -64,59 +64,52 @@ _decode_json: Final = msgspec.json.Decoder(float_hook=Decimal).decode
 _EXACT: Final = Context(prec=MAX_PREC)
 """Decimal arithmetic that rounds nothing; the default context rounds to 28 digits."""
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_TIMES: Final[frozenset[FieldType | None]] = frozenset({"date", "timestamp"})
+_CONTAINERS: Final[frozenset[FieldType | None]] = frozenset({"struct", "map", "list"})
 
 
-def converter(kind: Convert | str, annotation: Any) -> Converter:
-    """Function for one column's values; null stays null. ``annotation`` is the field's."""
+def converter(kind: Convert | str, field: FieldTree) -> Converter:
+    """Function for one column's values; null stays null. ``field``: what the column becomes."""
     if not isinstance(kind, str):
         return lambda value: None if value is None else kind(value)
-    naive = NaiveDatetime in _parts(annotation)
     if kind == "days":
         return _days
     if kind in _UNITS or kind == "ns":
-        return _time(kind, naive=naive, day=_is_date(annotation))
+        types = field.types
+        is_day = "date" in types and "timestamp" not in types
+        return _time(kind, naive=_is_naive(field), day=is_day)
     if kind.startswith("decimal:"):
         return _decimal(int(kind.removeprefix("decimal:")))
     return _PLAIN[kind]
 
 
-def reads_as(declared: Convert | None, annotation: Any) -> FieldUnit | None:
+def reads_as(declared: Convert | None, field: FieldTree | None) -> FieldUnit | None:
     """Whether a field reads a column's numbers as times or as days; ``None``: as neither.
 
     ``declared``: the column's conversion, which decides where there is one.
     """
     if declared is not None:
         return "days" if declared == "days" else "times" if declared in (*_UNITS, "ns") else None
-    parts = _parts(annotation)
-    if parts & {datetime, AwareDatetime, NaiveDatetime}:
-        return "times"
-    if date in parts:
-        return "days"
-    inside = [get_args(part)[0] for part in parts if get_origin(part) in (list, set, tuple)]
-    return reads_as(None, inside[0]) if inside else None
+    if field is None or not field.types & _TIMES:
+        return None if field is None else reads_as(None, _element(field))
+    return "times" if "timestamp" in field.types else "days"
 
 
-def inferred(annotation: Any, times: str) -> Converter | None:
+def inferred(field: FieldTree, times: str) -> Converter | None:
     """Converter that the field's type needs, where a raw number or text would be misread."""
-    parts = _parts(annotation)
-    if parts & {datetime, AwareDatetime, NaiveDatetime}:
-        return _time(times, naive=NaiveDatetime in parts, day=False)
-    if date in parts:
+    types = field.types
+    if "timestamp" in types:
+        return _time(times, naive=_is_naive(field), day=False)
+    if "date" in types:
         return _days
-    containers = [part for part in parts if _is_container(part)]
-    if containers:
-        return _json_of(*_elements(containers, times))
-    return None
+    if (element := _element(field)) is not None:
+        return _json_of(inferred(element, times), "timestamp" in element.types)
+    return _json if types & _CONTAINERS else None
 
 
-def _elements(containers: Iterable[Any], times: str) -> tuple[Converter | None, bool]:
-    """Converter of the elements of a list, and whether they are times."""
-    for container in containers:
-        if get_origin(container) in (list, set, tuple):
-            parts = _parts(get_args(container)[0])
-            convert = inferred(get_args(container)[0], times)
-            return convert, bool(parts & {datetime, AwareDatetime, NaiveDatetime})
-    return None, False
+def _element(field: FieldTree) -> FieldTree | None:
+    """What the elements of a list are; ``None``: the field is no list."""
+    return next((each.element for each in field.choices if each.type == "list"), None)
 
 
 def _json_of(convert: Converter | None, are_times: bool) -> Converter:
@@ -137,13 +130,13 @@ def _json_of(convert: Converter | None, are_times: bool) -> Converter:
     return elements
 
 
-def never_epoch(convert: Converter, annotation: Any) -> Converter:
+def never_epoch(convert: Converter, field: FieldTree) -> Converter:
     """Converter that refuses the epoch in a field of days or times, and else is the given one.
 
     Debezium writes the epoch for a date of MariaDB or MySQL that no calendar has, if its column is
     NOT NULL; the epoch itself looks the same as it.
     """
-    if not _parts(annotation) & {date, datetime, AwareDatetime, NaiveDatetime}:
+    if not field.types & _TIMES:
         return convert
 
     def converted(value: Any) -> Any:
@@ -159,11 +152,11 @@ def may_have_java_names(message: bytes) -> bool:
     return b"NAN" in message or b"_INFINITY" in message
 
 
-def refuse_java_name(field: str, value: Any, annotation: Any) -> None:
+def refuse_java_name(name: str, value: Any, field: FieldTree) -> None:
     """Raise Unreadable for a text that may be NaN or infinity of a `numeric` column."""
-    if value.__class__ is str and value in _NUMERIC and str in _parts(annotation):
+    if value.__class__ is str and value in _NUMERIC and _is_text(field):
         means = _NUMERIC[value]
-        raise Unreadable(_JAVA_NAME.format(field=field, value=value, means=means))
+        raise Unreadable(_JAVA_NAME.format(field=name, value=value, means=means))
 
 
 def unnested(convert: Converter) -> Converter:
@@ -183,41 +176,20 @@ def unnested(convert: Converter) -> Converter:
     return checked
 
 
-def of_decimal(annotation: Any) -> Converter | None:
+def of_decimal(field: FieldTree) -> Converter | None:
     """Converter from decimals, for a form whose numbers with a fraction are read as decimals."""
-    parts = _parts(annotation)
-    if parts & {Decimal, float}:
+    if not _is_text(field) or field.types & {"decimal", "float"}:
         return None
-    if str in parts:
-        return lambda value: str(value) if value.__class__ is Decimal else value
-    return None
+    return lambda value: str(value) if value.__class__ is Decimal else value
 
 
-def _parts(annotation: Any) -> set[Any]:
-    """The annotation and all that it is made of by unions and Annotated."""
-    found, rest = set(), [annotation]
-    while rest:
-        one = rest.pop()
-        origin = get_origin(one)
-        try:
-            found.add(one)
-        except TypeError:
-            continue  # metadata of Annotated that cannot be hashed
-        if origin is Annotated:
-            rest.append(get_args(one)[0])
-        elif origin is not None and not _is_container(one):
-            rest.extend(get_args(one))
-    return found
+def _is_text(field: FieldTree) -> bool:
+    """Whether a field takes any text, as an enum or a UUID does not."""
+    return any(each.annotation is str for each in field.choices)
 
 
-def _is_container(annotation: Any) -> bool:
-    origin = get_origin(annotation) or annotation
-    return isinstance(origin, type) and issubclass(origin, (BaseModel, dict, list, tuple, set))
-
-
-def _is_date(annotation: Any) -> bool:
-    parts = _parts(annotation)
-    return date in parts and datetime not in parts
+def _is_naive(field: FieldTree) -> bool:
+    return any(not each.is_zoned for each in field.choices)
 
 
 def _days(value: Any) -> Any:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from uuid_utils.compat import uuid7
 
-from everstate.errors import InvalidCapture
+from everstate.declarations.captures import Capture
+from everstate.errors import CaptureFailed, EverstateError, InvalidCapture, Unavailable
 from everstate.findings import Finding as Finding
 from everstate.findings import FindingOutcome as FindingOutcome
-from everstate.sources.cdc.connectors import Address, OwnTables, Peculiarities, TableShape
+from everstate.sources.cdc.connectors import Address, OwnTables, TableShape
+from everstate.sources.cdc.halted import collection_name
+from everstate.sources.cdc.names import CaptureNames
 
 MARK: Final = "mark"
 """Id of the row with our mark in the table of signals (``replaced``). The connector ignores its
@@ -89,64 +94,113 @@ class SetupStep:
     """Captured table whose earlier changes were not captured, so that it has to be read again."""
 
 
-class CapturedDatabase(Protocol):
+RunQuery = Callable[..., list[dict[str, Any]]]
+"""Runs one statement with its arguments; out: its rows."""
+
+
+class DatabaseChecks(Protocol):
+    """The doctor's checks of one kind of database, with the SQL that repairs it."""
+
+    def everything(self) -> list[Finding]:
+        """What is found of each setting, right and object that the connector needs."""
+
+    def tables(self) -> list[Finding]:
+        """What is found of the captured tables: can each be captured correctly, and written."""
+
+    def slot(self) -> list[Finding]:
+        """What is found of the slot, where this kind of database has one."""
+
+
+class CapturedDatabase(ABC):
     """A connection to a captured database with the rights of its connector; close it.
 
-    Every method raises Unavailable when the server does not answer, and CaptureFailed with the
-    server's reason when it refuses.
+    Every public method raises Unavailable when the server does not answer, and CaptureFailed with
+    the server's reason when it refuses.
     """
 
-    address: Address
-    own: OwnTables
+    product: ClassVar[str]
+    sign: ClassVar[str] = '"'
+    """The sign around names in its SQL."""
+    replacing: ClassVar[str]
+    """The end of an INSERT of an id and its data that takes the place of an earlier one."""
+    _connection: Any
 
+    def __init__(
+        self, capture: Capture, names: CaptureNames, address: Address, own: OwnTables
+    ) -> None:
+        self._capture, self._names = capture, names
+        self.address, self.own = address, own
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    @abstractmethod
     def prepare(self) -> list[SetupStep]:
         """Make what the connector needs and may make; idempotent."""
 
     def release(self) -> list[SetupStep]:
         """Undo only what makes writes to captured tables fail; out: also what is kept."""
+        return []
 
     def begin_anew(self) -> list[SetupStep]:
         """Drop what has the connector's position in the database; the connector must be stopped."""
+        return []
 
+    @abstractmethod
     def remove(self) -> list[SetupStep]:
         """Drop what :meth:`prepare` and the connector made; the connector must be gone."""
 
     def check(self) -> list[Finding]:
         """Check every setting, right and object that the connector needs, but its slot."""
+        with self._translated("checking"):
+            return self._checks().everything()
 
     def check_slot(self) -> list[Finding]:
         """Check the slot, where this kind of database has one."""
+        with self._translated("checking the slot"):
+            return self._checks().slot()
 
     def check_tables(self) -> list[Finding]:
         """Check only the captured tables: can each be captured correctly, and stay writable."""
+        with self._translated("checking the tables"):
+            return self._checks().tables()
 
-    def peculiarities(self) -> Peculiarities:
-        """Properties of the captured tables that the connector's settings must contain."""
+    @abstractmethod
+    def _checks(self) -> DatabaseChecks:
+        """The checks of this kind of database."""
 
+    @abstractmethod
     def shapes(self, settings: Mapping[str, str]) -> Mapping[str, TableShape]:
         """Columns and key of each captured table that exists.
 
         ``settings``: those of its connector, or those that the declaration gives it.
         """
 
+    @abstractmethod
     def table_states(self) -> tuple[int, Mapping[str, TableState]]:
         """The moment, for :meth:`has_older_row`, and what each captured table is made of.
 
         No table is given while a statement that changes one runs.
         """
 
+    @abstractmethod
     def has_older_row(self, part: str, seen: int) -> bool:
         """Whether a part of a table certainly has a row that was there at that moment."""
 
+    @abstractmethod
     def inexact_columns(self) -> list[InexactColumn]:
-        """Columns whose values Debezium would change."""
+        """Columns whose values Debezium would change; a pass over tables with such columns."""
 
+    @abstractmethod
     def check_condition(self, table: str, condition: str) -> None:
         """Raise CaptureFailed with the database's reason when it refuses an SQL condition."""
 
+    @abstractmethod
     def identity(self) -> str:
         """An id that no other database server has, and that a restart does not change."""
 
+    @abstractmethod
     def went_back(self, place: bytes, offset: Mapping[str, Any]) -> str | None:
         """Why its log cannot contain what was read of it: it ends before that; None: it can.
 
@@ -155,9 +209,20 @@ class CapturedDatabase(Protocol):
 
     def log_end(self) -> str | None:
         """Where its log ends; None: the connector sees all of it, so nobody else looks at it."""
+        return None
+
+    @abstractmethod
+    def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
+        """State of the connector; ``offset`` is its source position as Kafka Connect stores it."""
 
     def read_mark(self) -> str | None:
         """The text that :meth:`write_mark` wrote last; None: there is none, or no table for it."""
+        table = self.own.signals
+        with self._translated("reading our mark"):
+            if not self._exists(table):
+                return None
+            found = self._rows(f"SELECT data FROM {self._quoted(table)} WHERE id = %s", MARK)
+        return str(found[0]["data"]) if found else None
 
     def write_mark(self, text: str, instead_of: str | None) -> bool:
         """Write a text into the table of signals; out: whether it was written.
@@ -165,24 +230,106 @@ class CapturedDatabase(Protocol):
         It is not written when the text that is there is no longer ``instead_of``; with None, it is
         written in any case. Snapshots and signals do not change it, and a backup contains it.
         """
-
-    def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
-        """State of the connector; ``offset`` is its source position as Kafka Connect stores it."""
+        table = self._quoted(self.own.signals)
+        with self._translated("writing our mark"):
+            if instead_of is None:
+                put = f"INSERT INTO {table} (id, type, data) VALUES (%s, 'log', %s)"
+                return self._execute(f"{put} {self.replacing}", MARK, text) > 0
+            change = f"UPDATE {table} SET data = %s WHERE id = %s AND data = %s"
+            return self._execute(change, text, MARK, instead_of) == 1
 
     def signal(self, signal_id: str, kind: str, data: str) -> None:
         """Insert a signal into the table whose changes the connector reads; the row is deleted."""
+        table = self._quoted(self.own.signals)
+        insert = f"INSERT INTO {table} (id, type, data) VALUES (%s, %s, %s)"
+        with self._translated("signalling"), self._transaction():
+            self._execute(insert, signal_id, kind, data)
+            self._execute(f"DELETE FROM {table} WHERE id LIKE 'everstate-%'")
 
     def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
         """SQL condition that holds for the rows with those keys, each in brackets.
 
-        The key is the declared one, or else the primary key.
-
-        ``is_raw``: values are as the raw topics have them, such as a date in days. Raises
-        InvalidCapture when a key does not fit the table.
+        The key is the declared one, or else the primary key. ``is_raw``: values are as the raw
+        topics have them, such as a date in days. Raises InvalidCapture when a key does not fit the
+        table.
         """
+        with self._translated("reading the key"):
+            columns = self._key(table)
+        return " OR ".join(self._row_condition(table, columns, key, is_raw) for key in keys)
 
-    def close(self) -> None:
-        """Close the connection."""
+    def _row_condition(
+        self, table: str, columns: Sequence[Mapping[str, Any]], key: Key, is_raw: bool
+    ) -> str:
+        values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
+        parts = []
+        for column, value in zip(columns, values, strict=True):
+            name, kind = str(column["name"]), str(column["type"])
+            try:
+                literal = self._literal(value, kind, is_raw)
+            except (TypeError, ValueError) as cause:
+                reason = f"{table}: {name} is of type {kind}, not {value!r}"
+                raise InvalidCapture(self._capture.name, reason) from cause
+            parts.append(f"{quoted_name(name, self.sign)} = {literal}")
+        return f"({' AND '.join(parts)})"
+
+    @abstractmethod
+    def _key(self, table: str) -> list[dict[str, Any]]:
+        """Name and type of each column of the declared key, or else of the primary key."""
+
+    @abstractmethod
+    def _literal(self, value: Any, kind: str, is_raw: bool) -> str:
+        """A value of a column of this type, in SQL; raises ValueError."""
+
+    @abstractmethod
+    def _exists(self, table: str) -> bool:
+        """Whether there is a table of that name."""
+
+    def _quoted(self, table: str) -> str:
+        return quoted(table, self.sign)
+
+    @abstractmethod
+    def _execute(self, query: str, *arguments: object) -> int:
+        """Run a statement; out: how many rows it changed."""
+
+    @abstractmethod
+    def _rows(self, query: str, *arguments: object) -> list[dict[str, Any]]:
+        """Run a statement; out: its rows."""
+
+    @abstractmethod
+    def _transaction(self) -> AbstractContextManager[Any]:
+        """One transaction of the database."""
+
+    @abstractmethod
+    def _translated(self, doing: str) -> AbstractContextManager[None]:
+        """Translate the driver's errors into ours; see :meth:`_failed`."""
+
+    def _failed(self, doing: str, reason: str, *, is_away: bool) -> EverstateError:
+        """The error for what the driver says."""
+        name, at = self._capture.name, self.address
+        server = f"{name}: {doing}: {self.product} at {at.host}:{at.port}/{at.database}"
+        if is_away:
+            return Unavailable(f"{server}: {reason}.")
+        advice = f"`everstate cdc doctor {name}` shows what is missing."
+        return CaptureFailed(f"{server} refuses: {reason}.", advice=advice)
+
+
+def quoted(table: str, sign: str = '"') -> str:
+    """``schema.table`` as SQL; with PostgreSQL's sign also text that `regclass` reads."""
+    return ".".join(quoted_name(part, sign) for part in table.split(".", 1))
+
+
+def quoted_name(name: str, sign: str = '"') -> str:
+    """A name as SQL; it may have dots."""
+    return sign + name.replace(sign, sign * 2) + sign
+
+
+def verdict(
+    name: str, found: str, is_well: bool, *statements: str, advice: str | None = None
+) -> Finding:
+    """A finding: all is well, or a failure with the statements and the advice that repair it."""
+    if is_well:
+        return Finding(name, "ok", found)
+    return Finding(name, "fail", found, statements, advice)
 
 
 def signal_snapshot(
@@ -192,7 +339,7 @@ def signal_snapshot(
 
     The signal stays in the database's log until the connector reads it.
     """
-    signal_id, names = f"everstate-{uuid7()}", list(map(_collection, tables))
+    signal_id, names = f"everstate-{uuid7()}", list(map(collection_name, tables))
     data: dict[str, Any] = {"data-collections": names, "type": "INCREMENTAL"}
     if condition:
         # The name is a regular expression here.
@@ -202,12 +349,6 @@ def signal_snapshot(
         data["additional-conditions"] = [filtered]
     database.signal(signal_id, "execute-snapshot", json.dumps(data))
     return signal_id
-
-
-def _collection(table: str) -> str:
-    """The name of a table in a signal; Debezium skips one with a blank outside quotation marks."""
-    parts = (part.replace('"', '""') for part in table.split(".", 1))
-    return ".".join(part if re.fullmatch(r"[\w$]+", part) else f'"{part}"' for part in parts)
 
 
 def key_values(capture: str, table: str, columns: Sequence[str], key: Key) -> list[Any]:

@@ -84,14 +84,20 @@ def difference(
     )
     if gone and not is_rebuilt:
         return "a partition was detached or dropped, or another table took its name"
-    kept = before.keys() - gone
-    other = [part for part in kept if before[part] != now.parts[part].removesuffix(EMPTY)]
+    other = {
+        part
+        for part, file in known.parts.items()
+        if now.parts.get(part, file).removesuffix(EMPTY) != file.removesuffix(EMPTY)
+        # An empty partition may have had rows until it was truncated.
+        and (part in before or PARTITION in part)
+    }
     # ALTER TABLE writes the rows of all parts anew, in its own transaction.
-    is_altered = known.columns != now.columns and len(other) == len(before)
+    is_altered = known.columns != now.columns and before.keys() - gone <= other
     lost = [
         part
         for part in other
-        if now.parts[part].endswith(EMPTY) or not (is_altered or survived(part))
+        if (part in before and now.parts[part].endswith(EMPTY))
+        or not (is_altered or survived(part))
     ]
     if any(PARTITION in part for part in lost):
         return "a partition was truncated"

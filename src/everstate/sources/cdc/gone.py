@@ -15,11 +15,10 @@ import msgspec
 
 from everstate.changes.keys import EntityKey
 from everstate.sources.cdc.absent import AbsentRows
-from everstate.sources.cdc.balance import Cut
+from everstate.sources.cdc.balance import Cut, NumberedBatch
 from everstate.sources.cdc.completion import ABSENT
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.rows import is_after
 from everstate.sources.cdc.states import States
 

@@ -11,6 +11,7 @@ here are pure functions of that position.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -34,9 +35,28 @@ def tables_to_read(position: Mapping[str, Any]) -> tuple[str, ...]:
     """Tables that an incremental snapshot has still to read, by a stored source position."""
     try:
         listed = json.loads(position.get(_TABLES) or "[]")
-        return tuple(str(each[_TABLE]) for each in listed)
+        # No captured table has a quotation mark in its name.
+        return tuple(str(each[_TABLE]).replace('"', "") for each in listed)
     except (ValueError, TypeError, KeyError):
         return ()
+
+
+def collection_name(table: str) -> str:
+    """The name of a table as Debezium parses it in a signal, or in a stored snapshot."""
+    parts = (part.replace('"', '""') for part in table.split(".", 1))
+    return ".".join(part if re.fullmatch(r"[\w$]+", part) else f'"{part}"' for part in parts)
+
+
+def with_quoted_names(position: Mapping[str, Any]) -> dict[str, Any]:
+    """The position with names that Debezium parses.
+
+    It stores them without quotation marks, and so it fails at a name with a blank at each start,
+    until its incremental snapshot is over.
+    """
+    listed = json.loads(position[_TABLES])
+    names = map(collection_name, tables_to_read(position))
+    quoted = [{**each, _TABLE: name} for each, name in zip(listed, names, strict=True)]
+    return {**position, _TABLES: position[_TABLES] if quoted == listed else json.dumps(quoted)}
 
 
 def without_first_table(position: Mapping[str, Any]) -> dict[str, Any]:

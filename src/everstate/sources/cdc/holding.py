@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from everstate.changes.keys import EntityKey
 from everstate.config import Config
+from everstate.declarations.captures import Capture
 from everstate.log.consumer import Consumer
+from everstate.log.state_copy import StateCopy
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.completion import (
     PRIOR_UNKNOWN,
@@ -30,10 +33,12 @@ from everstate.sources.cdc.completion import (
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.packing import packed, unpacker
 from everstate.sources.cdc.rows import SNAPSHOT, behind, is_after
+from everstate.sources.cdc.states import known_row, state_name
 
 REFUSED: Final = "a row was refused"
 GONE: Final = "deleted while its state was uncertain"
 """A row that gets its key from it (``moved_from``) cannot be completed with its last state."""
+LOST: Final = "raw rows were deleted before they were cleaned"
 _UNPLACED: Final = "unplaced"
 """Scheme of the position of states that came without one: 1 for the oldest; 0 is before all."""
 HELD = "held"
@@ -42,25 +47,7 @@ HELD = "held"
 _decode_row = unpacker(CleanRow)
 
 
-class _Wire(msgspec.Struct, rename="camel"):
-    table: str
-    entity: str
-    key: str
-    columns: dict[str, Any]
-    reason: str
-    since: str
-    rows: list[str]
-    waits_for: tuple[str, str] | None = None
-    is_unsure: bool = False
-    position: dict[str, list[int | str]] = {}
-    doubts: list[int] = []
-
-
-_decode = msgspec.json.Decoder(_Wire).decode
-
-
-@dataclass(slots=True)
-class HeldEntity:
+class HeldEntity(msgspec.Struct):
     """The held rows of one entity, oldest first, and why the first one waits.
 
     Without rows: a row of the entity was refused, and its state is uncertain until a whole row
@@ -75,13 +62,13 @@ class HeldEntity:
     reason: str
     since_s: float
     """Seconds since 1970 when the first row began to wait."""
-    rows: list[CleanRow] = field(default_factory=list)
+    rows: list[CleanRow] = []
     waits_for: tuple[str, str] | None = None
     is_unsure: bool = False
     """Whether the state before the oldest of its rows is uncertain; without rows: its state."""
-    position: dict[str, list[int | str]] = field(default_factory=dict)
+    position: dict[str, list[int | str]] = {}
     """Only in an entry for a whole entity type (its key is ""): see :class:`Doubts`."""
-    doubts: list[int] = field(default_factory=list)
+    doubts: list[int] = []
     """Of each row that was refused or lost behind held ones: how many of these come after it."""
 
     @property
@@ -126,39 +113,37 @@ class HeldEntity:
 
     def encode(self) -> bytes:
         """The record's value."""
-        return msgspec.json.encode(
-            _Wire(
-                self.table,
-                self.entity,
-                self.key,
-                self.columns,
-                self.reason,
-                datetime.fromtimestamp(self.since_s, UTC).isoformat(),
-                [base64.b64encode(packed(row)).decode() for row in self.rows],
-                self.waits_for,
-                self.is_unsure,
-                self.position,
-                self.doubts,
-            )
-        )
+        fields = structs.asdict(self)
+        fields["since"] = datetime.fromtimestamp(fields.pop("since_s"), UTC).isoformat()
+        fields["rows"] = [base64.b64encode(packed(row)).decode() for row in self.rows]
+        return msgspec.json.encode(_Wire(**fields))
 
     @classmethod
     def decode(cls, value: bytes) -> HeldEntity:
         """The held entity, from the record's value."""
-        wire = _decode(value)
-        return cls(
-            wire.table,
-            wire.entity,
-            wire.key,
-            wire.columns,
-            wire.reason,
-            datetime.fromisoformat(wire.since).timestamp(),
-            [_decode_row(base64.b64decode(row)) for row in wire.rows],
-            wire.waits_for,
-            wire.is_unsure,
-            wire.position,
-            wire.doubts,
-        )
+        fields = structs.asdict(_decode(value))
+        fields["since_s"] = datetime.fromisoformat(fields.pop("since")).timestamp()
+        fields["rows"] = [_decode_row(base64.b64decode(row)) for row in fields["rows"]]
+        return cls(**fields)
+
+
+class _Wire(msgspec.Struct, rename="camel"):
+    """A held entity as the topic has it: fields as above, rows packed, and a time as text."""
+
+    table: str
+    entity: str
+    key: str
+    columns: dict[str, Any]
+    reason: str
+    since: str
+    rows: list[str]
+    waits_for: tuple[str, str] | None = None
+    is_unsure: bool = False
+    position: dict[str, list[int | str]] = {}
+    doubts: list[int] = []
+
+
+_decode = msgspec.json.Decoder(_Wire).decode
 
 
 def waits_for_itself(held: Mapping[EntityKey, HeldEntity], entity: EntityKey) -> bool:
@@ -300,6 +285,37 @@ def _newest(*positions: Mapping[str, list[int | str]]) -> dict[str, list[int | s
     if len(newest) > 1:
         del newest[_UNPLACED]
     return newest
+
+
+def doubt_all(
+    held: dict[EntityKey, HeldEntity],
+    copy: StateCopy,
+    capture: Capture,
+    tables: Iterable[str],
+    now_s: float,
+) -> set[EntityKey]:
+    """After raw rows were lost, all states of these tables are uncertain; out: changed entries.
+
+    Cost: one pass over these states. Of an outbox none is uncertain: each of its rows is whole.
+    """
+    # One entry is enough for all entities of a type.
+    doubts, changed = Doubts(held, 1), set[EntityKey]()
+
+    def lookup(entity: str, key: str) -> Known | None:
+        row = copy.get(state_name(entity, key))
+        return None if row is None else known_row(row)
+
+    for table in () if capture.outbox is not None else tables:
+        entity = capture.tables[table].entity
+        start = state_name(entity, "")
+        known = (name[len(start) :].decode() for name, _ in copy.scan(start))
+        waiting = [key for (name, key), one in held.items() if name == entity and one.rows]
+        for key in chain(waiting, known):
+            changed |= doubts.add((entity, key), table, {}, {}, now_s, lookup)
+    for one in changed & held.keys():
+        if not held[one].rows:
+            held[one].reason = LOST
+    return changed
 
 
 def held_key(entity: str, key: str) -> bytes:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
-
-import psycopg
-from psycopg import sql
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
 from everstate.errors import CaptureFailed
-from everstate.sources.cdc.database import CapturedDatabase, Finding, InexactColumn
+from everstate.sources.cdc.database import (
+    CapturedDatabase,
+    Finding,
+    InexactColumn,
+    RunQuery,
+    quoted,
+    quoted_name,
+)
 from everstate.sources.cdc.mapping import TableMapping
-from everstate.sources.cdc.mariadb_checks import modes_missing
+from everstate.sources.cdc.mariadb_checks import SIGN, modes_missing
 
-POSTGRES_TYPES: Final = """\
+_POSTGRES_TYPES: Final = """\
 SELECT n.nspname || '.' || c.relname AS name, a.attname::text AS column,
   format_type(CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END, NULL) AS type,
   ARRAY(SELECT pg_get_constraintdef(k.oid) FROM pg_constraint k WHERE k.conrelid = c.oid
@@ -45,6 +49,10 @@ _FIRST_DAY: Final = re.compile(
 _ODD_DAYS: Final = (
     "a row has a day before the year 1, or one of the ten days that the calendar left out in"
     " October 1582, which Debezium's snapshots write as another day"
+)
+_HAS_ODD_DAYS: Final = (
+    "coalesce(bool_or(isfinite({0}) AND ({0} < DATE '0001-01-01'"
+    " OR {0} BETWEEN DATE '1582-10-05' AND DATE '1582-10-14')), false) AS {0}"
 )
 _MARIA_TYPES: Final = """\
 SELECT column_name AS name, data_type AS type, is_nullable = 'YES'
@@ -76,16 +84,14 @@ SELECT column_name AS name FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s AND is_nullable = 'YES' AND column_default <> 'NULL'"""
 
 
-def inexact_in_postgres(
-    rows: Iterable[Mapping[str, Any]], odd_days: Callable[[str, list[str]], Iterable[str]]
-) -> list[InexactColumn]:
-    """The columns in the result of :data:`POSTGRES_TYPES` that Debezium does not carry as they are.
+def inexact_in_postgres(run: RunQuery, tables: Iterable[str]) -> list[InexactColumn]:
+    """The columns of these tables that Debezium does not carry as they are.
 
-    ``odd_days``: which of these columns of a table have days that a snapshot writes as other days.
+    Cost: a pass over each table with days.
     """
     found: list[InexactColumn] = []
     days: dict[str, list[str]] = {}
-    for row in rows:
+    for row in run(_POSTGRES_TYPES, list(tables)):
         table, column, kind = row["name"], row["column"], row["type"]
         if kind in _POSTGRES:
             found.append(_left_out(table, column, _POSTGRES[kind]))
@@ -95,7 +101,9 @@ def inexact_in_postgres(
         elif kind == "date":
             days.setdefault(table, []).append(column)
     for table, columns in days.items():
-        found += [_left_out(table, column, _ODD_DAYS) for column in odd_days(table, columns)]
+        sides = [_HAS_ODD_DAYS.format(quoted_name(column)) for column in columns]
+        (has,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table)}")
+        found += [_left_out(table, column, _ODD_DAYS) for column in columns if has[column]]
     return found
 
 
@@ -105,39 +113,19 @@ def _left_out(table: str, column: str, reason: str) -> InexactColumn:
 
 
 def _before_christ(table: str, column: str, kind: str) -> InexactColumn:
-    check = sql.SQL("ALTER TABLE {} ADD CHECK ({} <= ALL ({}));").format(
-        sql.Identifier(*table.split(".", 1)), sql.SQL(_FIRST[kind]), sql.Identifier(column)
-    )
+    first = f"{_FIRST[kind]} <= ALL ({quoted_name(column)})"
     return InexactColumn(
         table,
         column,
         f"Debezium writes a value before the year 1 in a {kind} as one after it, and no CHECK of"
         " the table keeps such values out",
         f"Or leave it out: drop=({column!r},).",
-        sql=(check.as_string(None),),
+        sql=(f"ALTER TABLE {quoted(table)} ADD CHECK ({first});",),
         settled_by_type=True,
     )
 
 
-def odd_days_in_postgres(
-    connection: psycopg.Connection[dict[str, Any]], table: str, columns: list[str]
-) -> Iterable[str]:
-    """Which of these columns have such days; one pass over the table."""
-    has = sql.SQL(
-        "coalesce(bool_or(isfinite({0}) AND ({0} < DATE '0001-01-01'"
-        " OR {0} BETWEEN DATE '1582-10-05' AND DATE '1582-10-14')), false) AS {0}"
-    )
-    sides = [has.format(sql.Identifier(column)) for column in columns]
-    query = sql.SQL("SELECT {} FROM {}").format(
-        sql.SQL(", ").join(sides), sql.Identifier(*table.split(".", 1))
-    )
-    row = connection.execute(query).fetchone()
-    return [] if row is None else [column for column, is_odd in row.items() if is_odd]
-
-
-def inexact_in_mariadb(
-    run: Callable[..., list[dict[str, Any]]], tables: Iterable[str], quoted: Callable[[str], str]
-) -> list[InexactColumn]:
+def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> list[InexactColumn]:
     """Columns with dates that no calendar has (`0000-00-00`, `2026-00-15`), or that may get them.
 
     Also columns of floats and of years. Cost: at most two passes over each table with such columns.
@@ -149,13 +137,13 @@ def inexact_in_mariadb(
         listed = run(_MARIA_TYPES, *table.split(".", 1))
         found += [_rounded(table, str(each["name"])) for each in listed if each["type"] == "float"]
         years = [str(each["name"]) for each in listed if each["type"] == "year"]
-        found += _years(run, table, years, quoted) if years else []
+        found += _years(run, table, years) if years else []
         columns = [column for column in listed if column["type"] not in ("float", "year")]
         if not columns:
             continue
-        named = ["`" + str(column["name"]).replace("`", "``") + "`" for column in columns]
+        named = [quoted_name(str(column["name"]), SIGN) for column in columns]
         sides = [f"max(0 IN (year({name}), month({name}), day({name})))" for name in named]
-        (row,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table)}")
+        (row,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table, '`')}")
         for column, has in zip(columns, row.values(), strict=True):
             if has:
                 found.append(_left_out(table, str(column["name"]), _NO_CALENDAR))
@@ -164,16 +152,11 @@ def inexact_in_mariadb(
     return found
 
 
-def _years(
-    run: Callable[..., list[dict[str, Any]]],
-    table: str,
-    columns: list[str],
-    quoted: Callable[[str], str],
-) -> Iterable[InexactColumn]:
+def _years(run: RunQuery, table: str, columns: list[str]) -> Iterable[InexactColumn]:
     """The columns of years that have, or may get, the year 0000."""
-    named = {column: "`" + column.replace("`", "``") + "`" for column in columns}
+    named = {column: quoted_name(column, SIGN) for column in columns}
     has = ", ".join(f"max({name} < 1901)" for name in named.values())
-    (row,) = run(f"SELECT {has} FROM {quoted(table)}")
+    (row,) = run(f"SELECT {has} FROM {quoted(table, '`')}")
     checks = {each["text"] for each in run(_MARIA_CHECKS, *table.split(".", 1))}
     for (column, name), has_it in zip(named.items(), row.values(), strict=True):
         check = f"{name} >= 1901"
@@ -185,7 +168,7 @@ def _years(
                 column,
                 f"{_NO_YEAR}, and no CHECK of the table keeps it out",
                 f"Or declare that there is no such year: types={{{column!r}: int}} of its Table.",
-                sql=(f"ALTER TABLE {quoted(table)} ADD CHECK ({check});",),
+                sql=(f"ALTER TABLE {quoted(table, '`')} ADD CHECK ({check});",),
                 settled_by_type=True,
             )
 
@@ -214,7 +197,7 @@ def _may_come(table: str, column: str) -> InexactColumn:
     )
 
 
-def inexact_in_outbox(run: Callable[..., list[dict[str, Any]]], table: str) -> list[InexactColumn]:
+def inexact_in_outbox(run: RunQuery, table: str) -> list[InexactColumn]:
     """Columns of an outbox whose nulls Debezium's router replaces by their default."""
     reason, advice = (
         "a null in it would be read as its default",

@@ -12,6 +12,7 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from everstate.changes import EntityType
+from everstate.changes.fields import tree_of
 from everstate.changes.keys import check_key, key_text
 from everstate.declarations.captures import OUTBOX_KINDS, Capture, Table, Translation
 from everstate.errors import InvalidChange
@@ -141,11 +142,8 @@ class TableMapping:
     def __init__(self, capture: Capture, name: str, table: Table, entity_type: EntityType) -> None:
         self.capture, self.name, self.table = capture, name, table
         self.entity_type = entity_type
-        model = entity_type.model
-        self.annotations: dict[str, Any] = {
-            info.alias or name: info.annotation for name, info in model.model_fields.items()
-        }
-        """Field → its annotation."""
+        self.model_fields = {each.given: each for each in tree_of(entity_type.model).fields}
+        """The model's fields by their names in the input."""
         self._named = {column.lower(): field for column, field in table.columns.items()}
         self._dropped = {column.lower() for column in table.drop}
         self._types = {column.lower(): kind for column, kind in table.types.items()}
@@ -166,7 +164,7 @@ class TableMapping:
         self._digits: tuple[bytes, int] | None = None
         """Start of a message's key up to the number that is the entity's key, and its length."""
         dropped = {self._named.get(column.lower()) or self._field(column) for column in table.drop}
-        self._needed = frozenset(self.annotations) - set(table.computed) - dropped
+        self._needed = frozenset(self.model_fields) - set(table.computed) - dropped
         """Fields that have their values of a column."""
         self._has_all_columns = capture.form == "debezium" and capture.kind in _RELATIONAL
         """Whether an image has each column of its table, or it is told which values are unknown."""
@@ -265,7 +263,7 @@ class TableMapping:
         A computed key is tried with values of each column; what it refuses is not known.
         """
         wanted = self.entity_type.key
-        if wanted in self.annotations and wanted not in self.table.computed:
+        if wanted in self.model_fields and wanted not in self.table.computed:
             fields = {name: self._named.get(name.lower()) or self._field(name) for name in key}
             return [name for name in key if fields[name] != wanted]
         for pairs in product(_SAMPLES, repeat=len(key)):
@@ -292,14 +290,14 @@ class TableMapping:
         if (
             found is None
             or found.field in self.table.computed
-            or found.field not in self.annotations
+            or found.field not in self.model_fields
         ):
             return None
         return found.field
 
     def _validated(self, state: Mapping[str, Any]) -> Any:
-        if not state.keys() <= self.annotations.keys():
-            state = {name: value for name, value in state.items() if name in self.annotations}
+        if not state.keys() <= self.model_fields.keys():
+            state = {name: value for name, value in state.items() if name in self.model_fields}
         return self.entity_type.validate_exactly(state)
 
     def quick_key(self, key: bytes) -> str | None:
@@ -321,7 +319,8 @@ class TableMapping:
             and column.convert is None
             and column.field == self.entity_type.key
             and column.field not in self.table.computed
-            and self.annotations.get(column.field) is int
+            and column.field in self.model_fields
+            and self.model_fields[column.field].tree.annotation is int
         )
         prefix = name + b":" if fits else b""
         return prefix, len(prefix)
@@ -339,7 +338,7 @@ class TableMapping:
             found = self._computed(wanted, self.table.computed[wanted], fields)
         else:
             found = fields.get(wanted)
-        if found is None and wanted not in self.annotations:
+        if found is None and wanted not in self.model_fields:
             try:
                 found = getattr(self.entity_type.model.model_construct(**fields), wanted)
             except (AttributeError, TypeError, ValueError) as cause:
@@ -365,12 +364,14 @@ class TableMapping:
         field = column.field
         if column.convert is not None:
             value = self._converted(column, value)
-        if field not in self.annotations:
+        if field not in self.model_fields:
             return value
-        if value.__class__ is self.annotations[field]:
+        wanted = self.model_fields[field]
+        if value.__class__ is wanted.tree.annotation and not wanted.tree.named:
             return value  # validation would give it back as it is
         if field not in self._keys:
-            self._keys[field] = TypeAdapter(self.annotations[field]).validate_python
+            annotation: Any = self.entity_type.model.model_fields[wanted.name].annotation
+            self._keys[field] = TypeAdapter(annotation).validate_python
         try:
             return self._keys[field](value)
         except ValidationError as cause:
@@ -489,18 +490,18 @@ class TableMapping:
         lower = name.lower()
         field = self._named.get(lower) or self._field(name)
         found = None
-        if field in self.annotations and lower not in self._dropped:
+        if field in self.model_fields and lower not in self._dropped:
             kind = self._types.get(lower) or declared
-            annotation = self.annotations[field]
+            wanted = self.model_fields[field].tree
             codes = self._codes.get(lower)
             if kind is not None:
-                convert: Converter | None = converter(kind, annotation)
+                convert: Converter | None = converter(kind, wanted)
             else:
-                convert = inferred(annotation, self.capture.times)
+                convert = inferred(wanted, self.capture.times)
                 if self.capture.form != "debezium":
-                    convert = convert or of_decimal(annotation)
+                    convert = convert or of_decimal(wanted)
                 elif convert is not None and self.capture.kind in OUTBOX_KINDS:
-                    convert = never_epoch(convert, annotation)
+                    convert = never_epoch(convert, wanted)
                 if convert is not None and self.capture.kind == "postgresql":
                     convert = unnested(convert)
             dynamic = codes if isinstance(codes, Translation) else None

@@ -4,59 +4,71 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from everstate.config import path_of
 from everstate.declarations.captures import Capture
-from everstate.errors import HIDDEN, CaptureFailed, InvalidCapture, InvalidConfig, Unavailable
+from everstate.errors import HIDDEN, CaptureFailed, InvalidCapture, InvalidConfig
 from everstate.sources.cdc.connectors import (
     Address,
+    ColumnUnit,
     OwnTables,
-    Peculiarities,
+    SourceColumn,
     TableShape,
 )
 from everstate.sources.cdc.database import (
-    MARK,
     REBUILT,
+    CapturedDatabase,
     ConnectorStanding,
-    Finding,
     InexactColumn,
-    Key,
     SetupStep,
     TableState,
     from_raw,
-    key_values,
 )
 from everstate.sources.cdc.inexact import inexact_in_mariadb, inexact_in_outbox
 from everstate.sources.cdc.mariadb_checks import (
-    check_tables,
-    checks,
+    SIGN,
+    MariaChecks,
     create_table,
     own_columns,
-    quoted,
 )
-from everstate.sources.cdc.mariadb_types import COLUMNS, TABLE_IDS, source_column
-from everstate.sources.cdc.misread import ReadColumn, members_of, read_column
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.shapes.places import binlog_place
 from everstate.telemetry import without_secret
 
-if TYPE_CHECKING:
-    import pymysql
-
 _CONNECT_S: Final = 10
 _EVENTS_MAX: Final = 2_000
 _LOG_START: Final = 4
+_CHANGED: Final = (
+    "SELECT %s AS name, UNIX_TIMESTAMP(create_time) AS at FROM information_schema.tables "
+    "WHERE table_schema = %s AND table_name = %s"
+)
 REMOVED: Final = "Removed"
 """Kind of an event that stands for those of files that the server no longer has."""
 _AWAY: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
 """Codes of a server that does not answer now; every other one is a refusal."""
 _TLS_MODES: Final = ("disable", "trust", "verify-ca", "verify-full")
 _INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year"})
+
+_UNREADABLE: Final = frozenset({"inet4", "inet6"})
+_UNTOLD: Final = {"uuid": "Debezium writes another uuid for a change than the table has"}
+_UNITS: Final[Mapping[str, ColumnUnit]] = {
+    "date": "days",
+    "datetime": "times",
+    "time": "times of day",
+    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "year"), "numbers"),
+}
+_COLUMNS: Final = """\
+SELECT column_name AS name, data_type AS type FROM information_schema.columns
+WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
+_TABLE_IDS: Final = """\
+SELECT name, table_id AS id,
+  (SELECT max(table_id) FROM information_schema.innodb_sys_tables) AS seen
+FROM information_schema.innodb_sys_tables WHERE name IN %s"""
 
 
 class BinlogEvent(NamedTuple):
@@ -137,16 +149,18 @@ def mariadb_own(capture: Capture, names: CaptureNames) -> OwnTables:
     return OwnTables(f"{database}.everstate_signals_{names.identifier}")
 
 
-class MariaDatabase:
+class MariaDatabase(CapturedDatabase):
     """A connection to a captured MariaDB database, as the connector's own user."""
 
+    product, sign = "MariaDB", SIGN
+    replacing = "ON DUPLICATE KEY UPDATE data = VALUES(data)"
+
     def __init__(self, capture: Capture, names: CaptureNames, dsn: str) -> None:
-        self._capture, self._names = capture, names
-        self.address, password = mariadb_address(dsn)
-        self.own = mariadb_own(capture, names)
+        address, password = mariadb_address(dsn)
+        super().__init__(capture, names, address, mariadb_own(capture, names))
         driver = _driver(capture)
         with self._translated("connecting"):
-            self._connection: pymysql.connections.Connection[Any] = driver.connect(
+            self._connection = driver.connect(
                 host=self.address.host,
                 port=self.address.port,
                 user=self.address.user,
@@ -159,56 +173,23 @@ class MariaDatabase:
                 cursorclass=driver.cursors.DictCursor,
             )
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
-
     def prepare(self) -> list[SetupStep]:
         """Make our table; there is nothing else to make in MariaDB."""
         table = self.own.signals
         with self._translated("preparing"):
-            there = own_columns(self._rows, table)
+            there = self._exists(table)
             if not there:
-                self._rows(create_table(table))
+                self._execute(create_table(table))
         return [SetupStep(f"table {table}", "there" if there else "made")]
-
-    def release(self) -> list[SetupStep]:
-        """Nothing to do: a capture never makes writes to MariaDB fail."""
-        return []
-
-    def begin_anew(self) -> list[SetupStep]:
-        """Nothing here has a position: the connector's is in Kafka Connect."""
-        return []
 
     def remove(self) -> list[SetupStep]:
         """Drop our table."""
         with self._translated("removing"):
-            self._rows(f"DROP TABLE IF EXISTS {quoted(self.own.signals)}")
+            self._execute(f"DROP TABLE IF EXISTS {self._quoted(self.own.signals)}")
         return [SetupStep(f"table {self.own.signals}", "removed")]
 
-    def check(self) -> list[Finding]:
-        """Check the binlog's settings, rights, the captured tables and our table."""
-        with self._translated("checking"):
-            return checks(self._rows, self._capture, self.own)
-
-    def check_slot(self) -> list[Finding]:
-        """MariaDB has no slots."""
-        return []
-
-    def check_tables(self) -> list[Finding]:
-        """Check keys and foreign keys of the captured tables."""
-        with self._translated("checking the tables"):
-            return check_tables(self._rows, self._capture, self.own)
-
-    def peculiarities(self) -> Peculiarities:
-        """Tables without a primary key; generated columns are in the binlog like all others."""
-        with self._translated("reading the tables"):
-            keys = {
-                table: mapping.key_columns
-                for table, mapping in self._capture.tables.items()
-                if table in self._capture.captured_tables and not self._primary_key(table)
-            }
-        return Peculiarities(keys=keys)
+    def _checks(self) -> MariaChecks:
+        return MariaChecks(self._rows, self._capture, self.own)
 
     def shapes(self, settings: Mapping[str, str]) -> Mapping[str, TableShape]:
         """The binlog has all columns of a row; Debezium cannot read each of their types."""
@@ -216,37 +197,38 @@ class MariaDatabase:
         found = {}
         with self._translated("reading the columns"):
             for table in self._capture.captured_tables if self._capture.outbox is None else ():
-                rows = self._rows(COLUMNS, *table.split(".", 1))
+                rows = self._rows(_COLUMNS, *table.split(".", 1))
                 columns = tuple(source_column(str(r["name"]), str(r["type"])) for r in rows)
                 key = tuple(str(column["name"]) for column in self._key(table))
                 if columns:
-                    found[table] = TableShape(columns, key)
+                    found[table] = TableShape(columns, key, bool(self._primary_key(table)))
         return found
 
-    def changed_s(self, table: str) -> float | None:
-        """When the table's definition or name changed, in seconds since 1970; None: no such table.
+    def changed_s(self, tables: Collection[str]) -> dict[str, float]:
+        """When definition or name of each of these tables changed, in seconds since 1970.
 
-        MariaDB's `create_time` is the time of the file with the definition, which every change of
-        it and every renaming writes.
+        Tables that do not exist are left out. MariaDB's `create_time` is the time of the file with
+        the definition, which every change of it and every renaming writes. Cost: one round trip.
         """
+        if not tables:
+            return {}
+        # Without the names of schema and table, the server would open all tables that it has.
+        every = " UNION ALL ".join([_CHANGED] * len(tables))
+        names = [part for table in tables for part in (table, *table.split(".", 1))]
         with self._translated("asking when a table changed"):
-            found = self._rows(
-                "SET STATEMENT time_zone = '+00:00' FOR SELECT UNIX_TIMESTAMP(create_time) AS at "
-                "FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
-                *table.split(".", 1),
-            )
-        return None if not found or found[0]["at"] is None else float(found[0]["at"])
+            rows = self._rows(f"SET STATEMENT time_zone = '+00:00' FOR {every}", *names)
+        return {str(row["name"]): float(row["at"]) for row in rows if row["at"] is not None}
 
     def table_states(self) -> tuple[int, Mapping[str, TableState]]:
         """When each table was altered, and its id in InnoDB, if the right PROCESS lets us see it.
 
         What removes its rows is in the raw log, but for another table that takes its name.
         """
-        times = {table: self.changed_s(table) for table in self._capture.captured_tables}
-        parts = {table: {"": str(at)} for table, at in times.items() if at}
+        times = self.changed_s(self._capture.captured_tables)
+        parts = {table: {"": str(at)} for table, at in times.items()}
         named, seen = {table.replace(".", "/"): table for table in parts}, 0
         with suppress(CaptureFailed), self._translated("looking at the ids of tables"):
-            for row in self._rows(TABLE_IDS, list(named)) if named else ():
+            for row in self._rows(_TABLE_IDS, list(named)) if named else ():
                 parts[named[str(row["name"])]][f"{REBUILT}{row['id']}"], seen = "", int(row["seen"])
         return seen, {table: TableState({}, (), found) for table, found in parts.items()}
 
@@ -254,24 +236,15 @@ class MariaDatabase:
         """Whether the table of this id was made before the newest one of that moment."""
         return part.startswith(REBUILT) and int(part.removeprefix(REBUILT)) <= seen
 
-    def columns(self, table: str) -> list[ReadColumn]:
-        """Columns of a table in their order, as the binlog has the values."""
+    def columns(self, table: str) -> list[dict[str, Any]]:
+        """Name, type and character set of a table's columns, in the order of the binlog."""
         with self._translated("reading the columns"):
-            rows = self._rows(
+            return self._rows(
                 "SELECT column_name AS name, column_type AS type, character_set_name AS charset "
                 "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
                 "ORDER BY ordinal_position",
                 *table.split(".", 1),
             )
-        return [
-            read_column(
-                row["name"],
-                row["type"],
-                members=members_of(row["type"]),
-                charset=row["charset"],
-            )
-            for row in rows
-        ]
 
     def inexact_columns(self) -> list[InexactColumn]:
         """Columns with dates that no calendar has, by one pass over each table with dates.
@@ -281,12 +254,12 @@ class MariaDatabase:
         with self._translated("reading dates"):
             if self._capture.outbox is not None:
                 return inexact_in_outbox(self._rows, self._capture.outbox.table)
-            return inexact_in_mariadb(self._rows, self._capture.captured_tables, quoted)
+            return inexact_in_mariadb(self._rows, self._capture.captured_tables)
 
     def check_condition(self, table: str, condition: str) -> None:
         """Have the server plan a query with the condition."""
         with self._translated(f"looking at the condition {condition}"):
-            self._rows(f"EXPLAIN SELECT 1 FROM {quoted(table)} WHERE ({condition})")
+            self._execute(f"EXPLAIN SELECT 1 FROM {self._quoted(table)} WHERE ({condition})")
 
     def identity(self) -> str:
         """The server's unique id, where it has one; else its name and number."""
@@ -313,26 +286,6 @@ class MariaDatabase:
         file, position = max(read)
         ended = f"its binlog ends at {last['Log_name']}, position {at[1]:,}"
         return f"{ended}, and position {position:,} of file {file} was read of it before"
-
-    def read_mark(self) -> str | None:
-        """The text in the table of signals."""
-        table = self.own.signals
-        with self._translated("reading our mark"):
-            if not own_columns(self._rows, table):
-                return None
-            found = self._rows(f"SELECT data FROM {quoted(table)} WHERE id = %s", MARK)
-        return str(found[0]["data"]) if found else None
-
-    def write_mark(self, text: str, instead_of: str | None) -> bool:
-        """Write a text into the table of signals."""
-        table = quoted(self.own.signals)
-        with self._translated("writing our mark"), self._connection.cursor() as cursor:
-            if instead_of is None:
-                put = f"INSERT INTO {table} (id, type, data) VALUES (%s, 'log', %s) "
-                cursor.execute(f"{put}ON DUPLICATE KEY UPDATE data = VALUES(data)", (MARK, text))
-                return True
-            change = f"UPDATE {table} SET data = %s WHERE id = %s AND data = %s"
-            return bool(cursor.execute(change, (text, MARK, instead_of)) == 1)
 
     def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
         """Whether a session of the connector's user reads the binlog, and how much is unread."""
@@ -398,30 +351,7 @@ class MariaDatabase:
                     yield BinlogEvent(begin, kind, info, f"{name}:{position}")
             position = _LOG_START
 
-    def signal(self, signal_id: str, kind: str, data: str) -> None:
-        """Insert a signal into our table and delete it; the connector reads it from the binlog."""
-        table = quoted(self.own.signals)
-        with self._translated("signalling"):
-            self._connection.begin()
-            try:
-                self._rows(
-                    f"INSERT INTO {table} (id, type, data) VALUES (%s, %s, %s)",
-                    *(signal_id, kind, data),
-                )
-                self._rows(f"DELETE FROM {table} WHERE id LIKE 'everstate-%'")
-                self._connection.commit()
-            except BaseException:
-                self._connection.rollback()
-                raise
-
-    def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
-        """Condition on the key's columns, each value as a literal."""
-        with self._translated("reading the key"):
-            columns = self._key(table)
-        return " OR ".join(self._row_condition(table, columns, key, is_raw) for key in keys)
-
     def _key(self, table: str) -> list[dict[str, Any]]:
-        """Name and type of each column of the declared key, or else of the primary key."""
         declared = self._capture.tables.get(table)
         if declared is None or not declared.key_columns:
             return self._primary_key(table)
@@ -444,27 +374,20 @@ class MariaDatabase:
             *(database, name),
         )
 
-    def _row_condition(
-        self, table: str, columns: Sequence[dict[str, Any]], key: Key, is_raw: bool
-    ) -> str:
-        values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
-        parts = []
-        for column, value in zip(columns, values, strict=True):
-            try:
-                literal = self._literal(value, str(column["type"]).lower(), is_raw)
-            except ValueError as cause:
-                reason = f"{table}: {column['name']} is of type {column['type']}, not {value!r}"
-                raise InvalidCapture(self._capture.name, reason) from cause
-            parts.append(f"{quoted(column['name'])} = {literal}")
-        return f"({' AND '.join(parts)})"
-
     def _literal(self, value: Any, kind: str, is_raw: bool) -> str:
-        if kind in _INTEGERS:
+        if kind.lower() in _INTEGERS:
             return str(int(value))
-        given = from_raw(value, kind) if is_raw else value
+        given = from_raw(value, kind.lower()) if is_raw else value
         if isinstance(given, bytes):
             return f"x'{given.hex()}'"
         return str(self._connection.literal(given))
+
+    def _exists(self, table: str) -> bool:
+        return bool(own_columns(self._rows, table))
+
+    def _execute(self, query: str, *arguments: object) -> int:
+        with self._connection.cursor() as cursor:
+            return int(cursor.execute(query, arguments or None))
 
     def _rows(self, query: str, *arguments: object) -> list[dict[str, Any]]:
         with self._connection.cursor() as cursor:
@@ -472,22 +395,36 @@ class MariaDatabase:
             return list(cursor.fetchall())
 
     @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.begin()
+        try:
+            yield
+            self._connection.commit()
+        except BaseException:
+            self._connection.rollback()
+            raise
+
+    @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
-        """Translate MariaDB's errors into ours."""
         driver = _driver(self._capture)
-        where = f"{self.address.host}:{self.address.port}/{self.address.database}"
         try:
             yield
         except driver.MySQLError as cause:
             code = cause.args[0] if cause.args else None
             reason = without_secret(str(cause.args[-1] if cause.args else cause)).rstrip(".")
-            name = self._capture.name
-            if code in _AWAY or isinstance(cause, driver.InterfaceError):
-                raise Unavailable(f"{name}: {doing}: MariaDB at {where}: {reason}.") from cause
-            raise CaptureFailed(
-                f"{name}: {doing}: MariaDB at {where} refuses: {reason}.",
-                advice=f"`everstate cdc doctor {name}` shows what is missing.",
-            ) from cause
+            is_away = code in _AWAY or isinstance(cause, driver.InterfaceError)
+            raise self._failed(doing, reason, is_away=is_away) from cause
+
+
+def source_column(name: str, kind: str) -> SourceColumn:
+    """A column of this type, as far as its values reach the raw log.
+
+    All types were read from connectors that ran (``test_cdc_types_captured``).
+    """
+    stops = None
+    if kind in _UNREADABLE:
+        stops = f"Debezium cannot read a table with a column of type {kind}"
+    return SourceColumn(name, _UNTOLD.get(kind), numbers=_UNITS.get(kind), stops=stops)
 
 
 def _number(file: str) -> int:

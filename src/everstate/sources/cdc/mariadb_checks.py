@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from everstate.declarations.captures import Capture
 from everstate.sources.cdc.connectors import OwnTables
-from everstate.sources.cdc.database import Finding, FindingOutcome
+from everstate.sources.cdc.database import (
+    Finding,
+    FindingOutcome,
+    RunQuery,
+    quoted,
+    quoted_name,
+    verdict,
+)
 from everstate.sources.cdc.mariadb_statements import unreadable_clauses
-
-RunQuery = Callable[..., list[dict[str, Any]]]
-"""Runs one query with its arguments."""
 
 _WANTED: Final[dict[str, tuple[str, FindingOutcome, str]]] = {
     "binlog_format": ("ROW", "fail", "no row is in the log otherwise"),
@@ -31,6 +35,8 @@ _GLOBAL: Final = {
     "BINLOG MONITOR": ("BINLOG MONITOR", "REPLICATION CLIENT"),
 }
 """Server-wide right → its names in all versions of MariaDB."""
+SIGN: Final = "`"
+"""The sign around names in MariaDB's SQL."""
 _OWN: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _CASCADE: Final = re.compile(
     r"CONSTRAINT `(?P<name>[^`]+)` FOREIGN KEY .*? ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL)"
@@ -53,69 +59,68 @@ _COLUMN: Final = re.compile(r"`([^`]+)`")
 _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 
 
-def checks(rows: RunQuery, capture: Capture, own: OwnTables) -> list[Finding]:
-    """Check everything that the connector needs; a few round trips, nothing is changed."""
-    looked = _Checks(rows, capture, own)
-    rights = looked.global_rights()
-    return [
-        looked.version(),
-        *looked.log(),
-        rights,
-        *(looked.logged() if rights.outcome == "ok" else ()),
-        *looked.tables(),
-        *looked.positions(),
-        looked.own_table(),
-    ]
+class MariaChecks:
+    """Checks of one capture's database; a few round trips, nothing is changed."""
 
-
-def check_tables(rows: RunQuery, capture: Capture, own: OwnTables) -> list[Finding]:
-    """Check the captured tables only, and that their rows can be told apart."""
-    looked = _Checks(rows, capture, own)
-    return [*looked.tables(), *looked.positions()]
-
-
-class _Checks:
     def __init__(self, rows: RunQuery, capture: Capture, own: OwnTables) -> None:
         self._rows, self._capture, self._own = rows, capture, own
         names = [*_WANTED, "log_bin", "server_id", "binlog_expire_logs_seconds",
-                 "expire_logs_days", "gtid_domain_id", "sql_mode", _POSITIONS]  # fmt: skip
-        listed = ", ".join(["%s"] * len(names))
-        found = rows(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})", *names)
+                 "expire_logs_days", "sql_mode", _POSITIONS]  # fmt: skip
+        found = rows("SHOW GLOBAL VARIABLES WHERE Variable_name IN %s", names)
         self._settings = {row["Variable_name"]: str(row["Value"]) for row in found}
         user, _, host = str(rows("SELECT current_user() AS name")[0]["name"]).rpartition("@")
         self._user = f"'{user}'@'{host}'"
         self._grants = _grants(next(iter(row.values())) for row in rows("SHOW GRANTS"))
 
-    def version(self) -> Finding:
-        found = str(self._rows("SELECT version() AS v")[0]["v"])
-        if "mariadb" in found.lower():
-            return Finding("version", "ok", found)
-        advice = "This connector is for MariaDB; with MySQL it would not report transactions."
-        return Finding("version", "fail", found, advice=advice)
+    def everything(self) -> list[Finding]:
+        """What is found of all that the connector needs."""
+        rights = self._global_rights()
+        return [
+            *self._log(),
+            rights,
+            *(self._logged() if rights.outcome == "ok" else ()),
+            *self._captured(),
+            *self._positions(),
+            self._own_table(),
+        ]
 
-    def log(self) -> list[Finding]:
-        findings = []
-        if self._settings.get("log_bin", "OFF") not in ("ON", "1"):
-            advice = "Set log-bin in the server's configuration file and restart it."
-            findings.append(Finding("log_bin", "fail", "there is no binlog", advice=advice))
-        else:
-            findings.append(Finding("log_bin", "ok", "ON"))
-        for name, (wanted, outcome, why) in _WANTED.items():
-            found = self._settings.get(name, "unknown")
-            if found.upper() == wanted or (wanted == "ON" and found == "1"):
-                findings.append(Finding(name, "ok", found))
-                continue
-            statement = f"SET GLOBAL {name} = '{wanted}';"
-            advice = f"Put it into the configuration file too: {why}."
-            findings.append(
-                Finding(name, outcome, f"{found}, wanted {wanted}", (statement,), advice)
-            )
-        findings += self._zero_dates()
-        findings.append(self._server_id())
-        findings.append(self._retention())
-        return findings
+    def tables(self) -> list[Finding]:
+        """What is found of the captured tables, and whether their rows can be told apart."""
+        return [*self._captured(), *self._positions()]
 
-    def positions(self) -> list[Finding]:
+    def slot(self) -> list[Finding]:
+        """MariaDB has no slots."""
+        return []
+
+    def _log(self) -> list[Finding]:
+        version = str(self._rows("SELECT version() AS v")[0]["v"])
+        has_log = self._settings.get("log_bin", "OFF") in ("ON", "1")
+        number = self._settings.get("server_id", "0")
+        return [
+            verdict(
+                *("version", version, "mariadb" in version.lower()),
+                advice="This connector is for MariaDB; with MySQL it would not report "
+                "transactions.",
+            ),
+            verdict(
+                *("log_bin", "ON" if has_log else "there is no binlog", has_log),
+                advice="Set log-bin in the server's configuration file and restart it.",
+            ),
+            *(self._setting(name, *wanted) for name, wanted in _WANTED.items()),
+            *self._zero_dates(),
+            verdict("server_id", number, number != "0", "SET GLOBAL server_id = 1;"),
+            self._retention(),
+        ]
+
+    def _setting(self, name: str, wanted: str, outcome: FindingOutcome, why: str) -> Finding:
+        found = self._settings.get(name, "unknown")
+        if found.upper() == wanted or (wanted == "ON" and found == "1"):
+            return Finding(name, "ok", found)
+        statement = f"SET GLOBAL {name} = '{wanted}';"
+        advice = f"Put it into the configuration file too: {why}."
+        return Finding(name, outcome, f"{found}, wanted {wanted}", (statement,), advice)
+
+    def _positions(self) -> list[Finding]:
         """Whether events of a transaction have their positions; older servers always write them."""
         found = self._settings.get(_POSITIONS)
         if found is None:
@@ -142,12 +147,6 @@ class _Checks:
         advice = "Put it into the configuration file too; sessions of the application may set it."
         return [Finding("sql_mode", "warn", lacks, (statement,), advice)]
 
-    def _server_id(self) -> Finding:
-        found = self._settings.get("server_id", "0")
-        if found != "0":
-            return Finding("server_id", "ok", found)
-        return Finding("server_id", "fail", found, ("SET GLOBAL server_id = 1;",))
-
     def _retention(self) -> Finding:
         seconds = int(float(self._settings.get("binlog_expire_logs_seconds", "0")))
         if seconds == 0:
@@ -159,19 +158,16 @@ class _Checks:
         advice = "A connector that is away for longer has lost its place."
         return Finding("binlog kept", "warn", f"{seconds / 3600:,.1f} h", (statement,), advice)
 
-    def global_rights(self) -> Finding:
+    def _global_rights(self) -> Finding:
         held = self._grants.get("*.*", set())
         missing = [
             right
             for right, names in _GLOBAL.items()
             if "ALL PRIVILEGES" not in held and not held.intersection(names)
         ]
-        if not missing:
-            return Finding("rights", "ok", ", ".join(_GLOBAL))
-        statement = f"GRANT {', '.join(missing)} ON *.* TO {self._user};"
-        return Finding("rights", "fail", f"{self._user} lacks {', '.join(missing)}", (statement,))
+        return self._lacking("rights", missing, list(_GLOBAL), "*.*")
 
-    def logged(self) -> list[Finding]:
+    def _logged(self) -> list[Finding]:
         """Captured databases that the server is configured to leave out of its binlog."""
         findings = []
         status = next(iter(self._rows("SHOW MASTER STATUS")), {})
@@ -184,7 +180,7 @@ class _Checks:
                 findings.append(Finding(f"log of {database}", "fail", found, advice=advice))
         return findings
 
-    def tables(self) -> list[Finding]:
+    def _captured(self) -> list[Finding]:
         findings = []
         for table in self._capture.captured_tables:
             database, _, name = table.partition(".")
@@ -212,7 +208,7 @@ class _Checks:
         """The statement that makes it; a default value in it may be bytes that are no text."""
         self._rows("SET character_set_results = binary")
         try:
-            made = self._rows(f"SHOW CREATE TABLE {quoted(table)}")[0].get("Create Table")
+            made = self._rows(f"SHOW CREATE TABLE {quoted(table, '`')}")[0].get("Create Table")
         finally:
             self._rows("SET character_set_results = utf8mb4")
         return made.decode("utf-8", "replace") if isinstance(made, bytes) else str(made)
@@ -221,7 +217,7 @@ class _Checks:
         """Defaults and clauses that stop a connector, whether a field has the column or not."""
         why = "its default is {}, which Debezium cannot read: the connector fails at the table"
         advice = "Then the application gives the value, or CREATE TRIGGER … BEFORE INSERT does."
-        alter = f"ALTER TABLE {quoted(table)} ALTER COLUMN"
+        alter = f"ALTER TABLE {quoted(table, '`')} ALTER COLUMN"
         found = [
             Finding(
                 f"default of {table}.{name}",
@@ -239,7 +235,7 @@ class _Checks:
         advice = "Then make it of a column with a bounded length, such as varchar(190), or of the "
         advice += "first characters: ADD UNIQUE KEY (`title`(190))."
         for key in (str(row["name"]) for row in hidden):
-            drop = f"ALTER TABLE {quoted(table)} DROP KEY {quoted(key)};"
+            drop = f"ALTER TABLE {quoted(table, '`')} DROP KEY {quoted_name(key, '`')};"
             found.append(Finding(f"key {key} of {table}", "fail", why, (drop,), advice))
         clauses = ", ".join(unreadable_clauses(made))
         if clauses:
@@ -258,7 +254,7 @@ class _Checks:
         advice += f"`everstate cdc snapshot {self._capture.name} --table {table}`."
         return [Finding(f"foreign keys of {table}", "warn", found, advice=advice)]
 
-    def own_table(self) -> Finding:
+    def _own_table(self) -> Finding:
         table = self._own.signals
         rights = self._rights(table, _OWN)
         if rights.outcome == "fail":
@@ -282,7 +278,7 @@ class _Checks:
             found = f"there is no primary key; it is read by its declared {', '.join(columns)}"
             advice = "Rows with the same values of the declared key_columns become one entity."
             return Finding(name, "warn", found, advice=advice)
-        statement = f"ALTER TABLE {quoted(table)} ADD PRIMARY KEY ({quoted('id')});"
+        statement = f"ALTER TABLE {quoted(table, '`')} ADD PRIMARY KEY (`id`);"
         advice = "With the columns that name a row; or declare its Table with key_columns."
         return Finding(name, "fail", "there is no primary key", (statement,), advice)
 
@@ -304,12 +300,15 @@ class _Checks:
         for scope in ("*.*", f"{database}.*", table):
             held |= self._grants.get(scope, set())
         missing = [right for right in wanted if not held & {right, "ALL PRIVILEGES"}]
-        name = f"rights on {table}"
-        if not missing:
-            return Finding(name, "ok", ", ".join(wanted))
-        statement = f"GRANT {', '.join(missing)} ON {quoted(table)} TO {self._user};"
-        found = f"{self._user} lacks {', '.join(missing)}"
-        return Finding(name, "fail", found, (statement,))
+        return self._lacking(f"rights on {table}", missing, wanted, quoted(table, SIGN))
+
+    def _lacking(
+        self, name: str, missing: Sequence[str], wanted: Sequence[str], scope: str
+    ) -> Finding:
+        """A failure if rights are missing, with the statement that gives them."""
+        listed = ", ".join(missing)
+        found = f"{self._user} lacks {listed}" if missing else ", ".join(wanted)
+        return verdict(name, found, not missing, f"GRANT {listed} ON {scope} TO {self._user};")
 
 
 def modes_missing(sql_mode: str) -> list[str]:
@@ -340,12 +339,7 @@ def own_columns(rows: RunQuery, table: str) -> list[str]:
 def create_table(table: str, *, careful: bool = False) -> str:
     """The statement that makes our table; ``careful``: the table may exist already."""
     columns = "id varchar(64) PRIMARY KEY, type varchar(64) NOT NULL, data text"
-    return f"CREATE TABLE {'IF NOT EXISTS ' if careful else ''}{quoted(table)} ({columns})"
-
-
-def quoted(name: str) -> str:
-    """``db.table``, or a column, in MariaDB's quotes."""
-    return ".".join("`" + part.replace("`", "``") + "`" for part in name.split(".", 1))
+    return f"CREATE TABLE {'IF NOT EXISTS ' if careful else ''}{quoted(table, '`')} ({columns})"
 
 
 def _grants(lines: Iterable[object]) -> dict[str, set[str]]:

@@ -11,11 +11,12 @@ the connector's own history of definitions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from everstate.sources.cdc.mariadb import MariaDatabase
 from everstate.sources.cdc.shapes.debezium import table_in
 
 _AFTER_S: Final = 5.0
@@ -61,16 +62,6 @@ class _Statement(msgspec.Struct, rename="camel", gc=False):
 _decode: Final = msgspec.json.Decoder(_Statement).decode
 
 
-class ReadTables(Protocol):
-    """The captured database: what its tables are now (``MariaDatabase`` is one)."""
-
-    def changed_s(self, table: str) -> float | None:
-        """When its definition or its name changed, in seconds since 1970; None: there is none."""
-
-    def columns(self, table: str) -> list[ReadColumn]:
-        """Its columns, in their order."""
-
-
 class ColumnCheck:
     """Compares the columns of one capture's tables; keeps which of them need not be read again."""
 
@@ -80,8 +71,8 @@ class ColumnCheck:
 
     def misread(
         self,
-        database: ReadTables,
-        tables: Iterable[str],
+        database: MariaDatabase,
+        tables: Collection[str],
         offset: Mapping[str, Any],
         history: Iterable[bytes],
     ) -> tuple[str, str] | None:
@@ -94,19 +85,20 @@ class ColumnCheck:
         read_s = offset.get("ts_sec")
         if read_s is None or offset.get("snapshot"):
             return None
-        due = {}
-        for table in tables:
-            changed_s = database.changed_s(table)
-            if changed_s not in (None, self._equal.get(table)) and changed_s + _AFTER_S < read_s:
-                due[table] = (changed_s, database.columns(table))
-        known = known_columns(history) if due else {}
-        for table, (changed_s, columns) in due.items():
-            if table not in known or database.changed_s(table) != changed_s:
+        times = database.changed_s(tables)
+        due = {
+            table: [real_column(row) for row in database.columns(table)]
+            for table, at in times.items()
+            if at != self._equal.get(table) and at + _AFTER_S < read_s
+        }
+        known, now = known_columns(history) if due else {}, database.changed_s(due)
+        for table, columns in due.items():
+            if table not in known or now.get(table) != times[table]:
                 continue
             differs = difference(known[table], columns)
             if differs is not None:
                 return table, differs
-            self._equal[table] = changed_s
+            self._equal[table] = times[table]
         return None
 
 
@@ -150,6 +142,12 @@ def read_column(
         tuple(members),
         text,
     )
+
+
+def real_column(row: Mapping[str, Any]) -> ReadColumn:
+    """A column of a table, as :meth:`MariaDatabase.columns` gives it."""
+    members = members_of(row["type"])
+    return read_column(row["name"], row["type"], members=members, charset=row["charset"])
 
 
 def members_of(kind: str) -> list[str]:

@@ -18,7 +18,7 @@ from everstate.changes import Kind
 from everstate.changes.keys import EntityKey
 from everstate.errors import HeldOverflow
 from everstate.sources.cdc.absent import AbsentRows
-from everstate.sources.cdc.balance import PUBLISHED, Cut
+from everstate.sources.cdc.balance import PUBLISHED, Cut, NumberedBatch
 from everstate.sources.cdc.columns import (
     OTHER,
     REFUSED,
@@ -31,13 +31,12 @@ from everstate.sources.cdc.columns import (
     decode_source,
 )
 from everstate.sources.cdc.completion import (
-    DELETED_BEFORE,
-    NEVER_SEEN,
     PRIOR_UNKNOWN,
     READ_BEFORE,
     SUPERSEDED,
     TRUNCATED,
     UNCHANGED,
+    ChangeStep,
     Completed,
     Completion,
     HeldBack,
@@ -46,18 +45,19 @@ from everstate.sources.cdc.completion import (
     complete,
     has_settled,
     is_settling,
+    step_of,
     was_read,
 )
 from everstate.sources.cdc.composing import (
     CaptureComposer,
     Origin,
     RawPlace,
+    TableTarget,
     origin_of,
 )
 from everstate.sources.cdc.gone import bounded, lacking, truncated
 from everstate.sources.cdc.holding import GONE, Doubts, HeldEntity, waits_for_itself
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.rows import Unreadable, behind
@@ -185,31 +185,23 @@ class Numbering:
             if was_read(_decode(position), known):
                 batch.skip(target.name, READ_BEFORE)
                 return True
-        if known is None or known.is_deleted:
-            if op == "d":
-                if known is None and rows.before[at] is not None:
-                    return False
-                batch.skip(target.name, NEVER_SEEN if known is None else DELETED_BEFORE)
-                return True
-            if known is None and op == "u" and rows.before[at] is not None:
+        # A row before that we never saw is a change too; a created row may overlap another one.
+        if known is None:
+            if rows.before[at] is not None:
                 return False
-            kind, original = Kind.CREATED, None
-        elif op == "c":
+        elif op == "c" and not known.is_deleted:
             return False
-        elif op == "d":
-            kind, original = Kind.DELETED, known.image
-        elif known.image == state:
-            batch.skip(target.name, UNCHANGED)
+        step = step_of(op, state, known)
+        if isinstance(step, Skipped):
+            batch.skip(target.name, step.reason)
             return True
-        else:
-            kind, original = Kind.UPDATED, known.image
         if rows.parents[at] is not None and self._is_early(rows.parents[at], op):
             return False
         block = rows.block[at]
         origin = Origin(
             key,
             op,
-            RawPlace(*parts[rows.part[at]], rows.offset[at]),
+            None if position is not None else _place(rows, at, parts),
             position,
             rows.time_us[at],
             rows.tx[at],
@@ -219,21 +211,10 @@ class Numbering:
             _NO_NOTES if block is None else block.notes,
             op == "r",
         )
-        version = 1 if known is None else known.version + 1
         try:
-            is_baseline = kind is Kind.CREATED and op != "c"
-            made = self._composer.make(
-                target, origin, version, kind, state, original, is_baseline=is_baseline
-            )
+            self._publish(batch, target, origin, known, (step,))
         except Unreadable:
             return False  # _take tries it again and records the refusal
-        self._composer.take(target, key, made)
-        batch.changes += 1
-        batch.outcomes[target.name, PUBLISHED] += 1
-        place = position if position is not None else (b"" if known is None else known.place)
-        image = state if state is not None else original
-        assert image is not None
-        self._states.put(name, Known(version, image, state is None, place))
         if self._waiting:
             self._wake(batch, (target.entity, key))
         return True
@@ -346,7 +327,9 @@ class Numbering:
                     is_overdue=is_overdue,
                 )
             if isinstance(outcome, Completed):
-                self._apply(batch, row, known, outcome, place)
+                target = self._composer.targets[self._names.index(row.table)]
+                origin = origin_of(row, place, encoded_position(row.position) or None)
+                self._publish(batch, target, origin, known, outcome.steps)
         except Unreadable as cause:
             batch.refuse(row.table, entity, str(cause), place)
             return None
@@ -361,43 +344,28 @@ class Numbering:
                 self._states.put(f"{entity}\0{row.key}", settled)
         return outcome
 
-    def _apply(
+    def _publish(
         self,
         batch: NumberedBatch,
-        row: CleanRow,
+        target: TableTarget,
+        origin: Origin,
         known: Known | None,
-        outcome: Completed,
-        place: RawPlace,
+        steps: Sequence[ChangeStep],
     ) -> None:
         """Make the records of a row's changes and set its state; may raise Unreadable."""
-        target = self._composer.targets[self._names.index(row.table)]
-        position = encoded_position(row.position)
-        origin = origin_of(row, place, position or None)
         version, made = 0 if known is None else known.version, []
-        for part, step in enumerate(outcome.steps):
+        for part, step in enumerate(steps):
             version += 1
-            made.append(
-                self._composer.make(
-                    target,
-                    origin,
-                    version,
-                    step.kind,
-                    step.current,
-                    step.original,
-                    part,
-                    is_baseline=step.is_baseline,
-                )
-            )
+            made.append(self._composer.make(target, origin, version, step, part))
         for records in made:
-            self._composer.take(target, row.key, records)
+            self._composer.take(target, origin.key, records)
         batch.changes += len(made)
-        batch.outcomes[row.table, PUBLISHED] += 1
+        batch.outcomes[target.name, PUBLISHED] += 1
         is_deleted = step.kind is Kind.DELETED
         image = step.original if is_deleted else step.current
         assert image is not None
-        if not position:
-            position = self._doubts.settled_at((target.entity, row.key), known)
-        self._states.put(target.prefix + row.key, Known(version, image, is_deleted, position))
+        place = origin.position or self._doubts.settled_at((target.entity, origin.key), known)
+        self._states.put(target.prefix + origin.key, Known(version, image, is_deleted, place))
 
     def _hold(
         self, batch: NumberedBatch, entity: EntityKey, held: HeldEntity, why: HeldBack

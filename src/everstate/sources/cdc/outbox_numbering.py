@@ -19,13 +19,12 @@ from everstate.declarations.captures import Capture
 from everstate.errors import HeldOverflow, InvalidChange
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.balance import PUBLISHED
+from everstate.sources.cdc.balance import PUBLISHED, Cut, NumberedBatch
 from everstate.sources.cdc.columns import OTHER, REFUSED, Rows, decode_refusal, decode_row
 from everstate.sources.cdc.completion import READ_BEFORE, Known
 from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.numbered import NumberedBatch
 from everstate.sources.cdc.outbox_reading import (
     FACT,
     POSITION,
@@ -41,12 +40,16 @@ logger = logging.getLogger("everstate.sources.cdc")
 class RoutedRecords:
     """Collects the records of a batch; their values are the messages that RoutedReader made."""
 
+    coverage_percent = 100.0
+    """Percent of the changes for which the source gave provenance: each row has it."""
+
     def __init__(self, names: TopicNames) -> None:
         self._names = names
         self.begin()
 
-    def begin(self) -> None:
-        """Begin a batch."""
+    def begin(self, now_s: float = 0.0) -> None:
+        """Begin a batch; its rows have the time at which they were recorded."""
+        del now_s
         self._changes: list[OutRecord] = []
         self._newest: dict[EntityKey, OutRecord] = {}
 
@@ -66,16 +69,17 @@ class RoutedRecords:
         state = OutRecord(self._names.state(entity), key, row.state, headers)
         self._newest[entity, row.key] = state
 
-    def all(self) -> list[OutRecord]:
+    def records(self) -> list[OutRecord]:
         """Records of `.changes` in order, then the newest of each entity for `.state` (C2)."""
         return [*self._changes, *self._newest.values()]
 
 
 class OutboxNumbering:
-    """Publishes each row only when the version before it is in the log.
+    """Publishes each row only when the version before it is in the log; until then it is held.
 
-    It modifies only :class:`States` and the held entities; the caller publishes the records and
-    commits both.
+    A row that cannot be read, or whose state before differs from our newest state, becomes a dead
+    letter; its version is then awaited from a corrected row. This modifies only :class:`States` and
+    the held entities; the caller publishes the records and commits both.
     """
 
     def __init__(
@@ -86,19 +90,31 @@ class OutboxNumbering:
         held: dict[EntityKey, HeldEntity],
         *,
         held_max: int = 10_000,
+        **options: object,
     ) -> None:
+        """``options``: those of `Numbering`; versions, not positions, decide what is new."""
+        del options
         self._capture, self._entities, self._records = capture, entities, records
         self._held, self._held_max = held, held_max
         self._states: States
         self._names = list(capture.tables)
 
     def run(
-        self, rows: Rows, parts: Sequence[tuple[str, int]], states: States, now_s: float
+        self,
+        rows: Rows,
+        parts: Sequence[tuple[str, int]],
+        states: States,
+        now_s: float,
+        cut: Cut | None = None,
+        *,
+        has_read_all: bool = True,
     ) -> NumberedBatch:
         """Process rows in partition order; each is published, skipped, held or refused.
 
-        Raises HeldOverflow when too many rows are held; then nothing may be committed.
+        A batch is never cut. Raises HeldOverflow when too many rows are held; then nothing may be
+        committed.
         """
+        del cut, has_read_all
         batch, self._states = NumberedBatch(), states
         self._load(rows)
         for at, what in enumerate(rows.what):
@@ -127,6 +143,10 @@ class OutboxNumbering:
                 f"(`everstate cdc held {self._capture.name}`), or raise the limit.",
             )
         return batch
+
+    def delete_absent(self, *_: object) -> NumberedBatch:
+        """An empty batch: a row missing in the outbox does not mean that its entity is deleted."""
+        return NumberedBatch()
 
     def _load(self, rows: Rows) -> None:
         entities = [self._entity(name) for name in self._names]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -77,11 +77,6 @@ class RoutedReader(RawReader):
     message_bytes_max: int = 1_048_576
     ahead_hours: float | None = None
     """How far ahead of its record a change may have occurred (`log.occurred_ahead_hours`)."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The attributes without the caches, which each process makes anew."""
-        limits = {"message_bytes_max": self.message_bytes_max, "ahead_hours": self.ahead_hours}
-        return {**super().__getstate__(), **limits}
 
     @cached_property
     def _routes(self) -> dict[str, tuple[RouterReader, ChangeCodec]]:

@@ -2,321 +2,292 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
-
-from psycopg import sql
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from everstate.declarations.captures import Capture
+from everstate.findings import Finding
 from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, OwnTables
-from everstate.sources.cdc.database import Finding
+from everstate.sources.cdc.database import RunQuery, quoted, quoted_name, verdict
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.postgres_tables import (
     COLUMN_LISTS,
-    CapturedConnection,
     TableChecks,
     families,
-    identifier,
     published_whole,
 )
 
 _VERSION_MIN: Final = 130_000
 _HELD_BYTES_WARN: Final = 1_000_000_000
-OPERATIONS: Final = "insert, update, delete, truncate"
+_OPERATIONS: Final = "insert, update, delete, truncate"
 """Kinds of changes that a capture's publication has."""
-_RIGHTS: Final = {"own": ("SELECT", "INSERT", "UPDATE", "DELETE"), "captured": ("SELECT",)}
+_READ: Final = ("SELECT",)
+_OWN: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_RESTART: Final = "Then restart the server."
+_SERVER: Final = """\
+SELECT current_user::text AS user, current_setting('server_version_num')::int AS version,
+  current_setting('wal_level') AS wal_level,
+  current_setting('max_slot_wal_keep_size', true) = '-1' AS keeps_all,
+  current_setting('max_replication_slots')::int AS max_replication_slots,
+  current_setting('max_wal_senders')::int AS max_wal_senders,
+  (SELECT count(*) FROM pg_replication_slots) AS slots,
+  (SELECT count(*) FROM pg_stat_replication) AS senders,
+  (SELECT rolsuper OR rolreplication OR EXISTS (SELECT FROM pg_roles m WHERE m.rolname
+     IN ('rds_replication', 'cloudsqlsuperuser') AND pg_has_role(r.oid, m.oid, 'MEMBER'))
+   FROM pg_roles r WHERE rolname = current_user) AS may_replicate"""
+_RIGHTS: Final = """\
+SELECT n.nspname || '.' || c.relname AS name, has_schema_privilege(n.oid, 'USAGE') AS may_use,
+  row_security_active(c.oid) AS is_hidden,
+  ARRAY(SELECT r FROM unnest(%s::text[]) r WHERE NOT has_schema_privilege(n.oid, 'USAGE')
+    OR NOT has_table_privilege(c.oid, r)) AS missing
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = ANY (%s) AND c.relkind IN ('r', 'p')"""
+_SLOT: Final = """\
+SELECT active, active_pid, wal_status,
+  coalesce(to_jsonb(s) ->> 'invalidation_reason', '') AS reason,
+  pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint AS end,
+  pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint AS behind,
+  pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS held
+FROM pg_replication_slots s WHERE slot_name = %s"""
 
 
-def checks(
-    connection: CapturedConnection, capture: Capture, names: CaptureNames, own: OwnTables
-) -> list[Finding]:
-    """Check everything that the connector needs; a few round trips, nothing is changed."""
-    looked = _Checks(connection, capture, names, own)
-    return [
-        looked.version(),
-        looked.wal_level(),
-        looked.room("max_replication_slots", "pg_replication_slots"),
-        looked.room("max_wal_senders", "pg_stat_replication"),
-        looked.role(),
-        *looked.tables(),
-        *looked.own_tables(),
-        looked.publication(),
-    ]
+class PostgresChecks:
+    """Checks of one capture's database; a few round trips, nothing is changed."""
 
-
-def check_slot(
-    connection: CapturedConnection, capture: Capture, names: CaptureNames, own: OwnTables
-) -> Finding:
-    """Check the connector's slot only."""
-    return _Checks(connection, capture, names, own).slot()
-
-
-def check_tables(
-    connection: CapturedConnection, capture: Capture, names: CaptureNames, own: OwnTables
-) -> list[Finding]:
-    """Check the captured tables only."""
-    return _Checks(connection, capture, names, own).tables()
-
-
-class _Checks:
     def __init__(
-        self, connection: CapturedConnection, capture: Capture, names: CaptureNames, own: OwnTables
+        self, rows: RunQuery, capture: Capture, names: CaptureNames, own: OwnTables
     ) -> None:
-        self._connection = connection
-        self._capture, self._names, self._own = capture, names, own
-        self._user = str(self._one("SELECT current_user AS name")["name"])
-        self._families = families(connection, capture.tables)
+        self._rows, self._capture, self._own = rows, capture, own
+        self._name = names.identifier
+        self._server = rows(_SERVER)[0]
+        self._user = str(self._server["user"])
+        self._families = families(rows, capture.tables)
 
-    def version(self) -> Finding:
-        number = self._connection.info.server_version
-        found = f"{number // 10_000}.{number % 10_000}"
-        if number >= _VERSION_MIN:
-            return Finding("version", "ok", found)
-        return Finding("version", "fail", found, advice="Use PostgreSQL 13 or newer.")
+    def everything(self) -> list[Finding]:
+        """What is found of all that the connector needs, but its slot."""
+        return [*self._settings(), *self.tables(), *self._own_tables(), self._publication()]
 
-    def wal_level(self) -> Finding:
-        found = self._setting("wal_level")
-        if found == "logical":
-            return Finding("wal_level", "ok", found)
-        statement = "ALTER SYSTEM SET wal_level = 'logical';"
-        return Finding("wal_level", "fail", found, (statement,), "Then restart the server.")
-
-    def room(self, setting: str, used_by: str) -> Finding:
-        limit = int(self._setting(setting))
-        count = sql.SQL("SELECT count(*) AS n FROM {}").format(sql.Identifier(used_by))
-        row = self._connection.execute(count).fetchone()
-        used = int(row["n"]) if row else 0
-        found = f"{used} of {limit} used"
-        if used < limit or slot_row(self._connection, self._names.identifier):
-            return Finding(setting, "ok", found)
-        wanted = max(10, limit * 2)
-        statement = f"ALTER SYSTEM SET {setting} = {wanted};"
-        return Finding(setting, "fail", found, (statement,), "Then restart the server.")
-
-    def role(self) -> Finding:
-        row = self._one(
-            "SELECT rolsuper OR rolreplication OR EXISTS (SELECT FROM pg_roles m WHERE m.rolname "
-            "IN ('rds_replication', 'cloudsqlsuperuser') AND pg_has_role(r.oid, m.oid, 'MEMBER')) "
-            "AS may FROM pg_roles r WHERE rolname = current_user"
-        )
-        if row["may"]:
-            return Finding("replication", "ok", f"{self._user} may replicate")
-        statement = self._sql("ALTER ROLE {} REPLICATION;", sql.Identifier(self._user))
-        return Finding("replication", "fail", f"{self._user} may not replicate", (statement,))
+    def _settings(self) -> list[Finding]:
+        found, number = self._server, self._server["version"]
+        level, may = found["wal_level"], found["may_replicate"]
+        has_slot = slot_row(self._rows, self._name) is not None
+        used = {"max_replication_slots": found["slots"], "max_wal_senders": found["senders"]}
+        return [
+            verdict(
+                *("version", f"{number // 10_000}.{number % 10_000}", number >= _VERSION_MIN),
+                advice="Use PostgreSQL 13 or newer.",
+            ),
+            verdict(
+                *("wal_level", level, level == "logical"),
+                "ALTER SYSTEM SET wal_level = 'logical';",
+                advice=_RESTART,
+            ),
+            *(
+                verdict(
+                    *(name, f"{count} of {found[name]} used", count < found[name] or has_slot),
+                    f"ALTER SYSTEM SET {name} = {max(10, found[name] * 2)};",
+                    advice=_RESTART,
+                )
+                for name, count in used.items()
+            ),
+            verdict(
+                *("replication", f"{self._user} may {'' if may else 'not '}replicate", may),
+                f"ALTER ROLE {quoted_name(self._user)} REPLICATION;",
+            ),
+        ]
 
     def tables(self) -> list[Finding]:
+        """What is found of the captured tables."""
         findings: list[Finding] = []
-        checked = TableChecks(self._connection, self._capture, self._families)
+        checked = TableChecks(self._server["version"], self._capture, self._families)
+        rights = self._privileges(_READ, self._families)
         for table in self._capture.tables:
-            if table not in self._families:
-                findings.append(
-                    Finding(f"table {table}", "fail", "there is none of that name",
-                            advice="Correct the declaration, or make the table.")
-                )  # fmt: skip
+            if table in self._families:
+                findings += [self._rights(rights[table], _READ), *checked.of(table)]
                 continue
-            findings += [self._rights(table, "captured"), *checked.of(table)]
-        return [*findings, *self._hidden(), *self._filters()]
-
-    def _hidden(self) -> list[Finding]:
-        """Tables of which row security hides rows from a snapshot; the log has them all."""
-        roots = {family[0].oid: table for table, family in self._families.items()}
-        rows = self._connection.execute(
-            "SELECT oid FROM unnest(%s::oid[]) AS oid WHERE row_security_active(oid) ORDER BY oid",
-            (list(roots),),
-        ).fetchall()
-        statement = self._sql("ALTER ROLE {} BYPASSRLS;", sql.Identifier(self._user))
+            findings.append(
+                Finding(f"table {table}", "fail", "there is none of that name",
+                        advice="Correct the declaration, or make the table.")
+            )  # fmt: skip
+        # A snapshot lacks the rows that row security hides; the log has them all.
         found = f"row security holds for {self._user}: a snapshot lacks what a policy hides"
-        return [
-            Finding(f"row security of {roots[row['oid']]}", "fail", found, (statement,))
-            for row in rows
-        ]
+        sees_all = f"ALTER ROLE {quoted_name(self._user)} BYPASSRLS;"
+        hidden = [table for table in self._families if rights[table]["is_hidden"]]
+        findings += [Finding(f"row security of {t}", "fail", found, (sees_all,)) for t in hidden]
+        return [*findings, *self._filters()]
 
     def _filters(self) -> list[Finding]:
         """Tables of which the publication leaves out rows, which a snapshot reads nevertheless."""
-        name = self._names.identifier
-        if self._connection.info.server_version < COLUMN_LISTS:
+        if self._server["version"] < COLUMN_LISTS:
             return []
-        rows = self._connection.execute(
+        rows = self._rows(
             "SELECT schemaname || '.' || tablename AS name, rowfilter FROM pg_publication_tables "
             "WHERE pubname = %s AND rowfilter IS NOT NULL",
-            (name,),
-        ).fetchall()
+            self._name,
+        )
+        found = f"publication {self._name} leaves out those without"
         return [
             Finding(
                 f"rows of {row['name']}",
-                "fail",
-                f"publication {name} leaves out those without {row['rowfilter']}",
-                tuple(
-                    each.as_string(self._connection) for each in published_whole(name, row["name"])
-                ),
+                *("fail", f"{found} {row['rowfilter']}"),
+                published_whole(self._name, row["name"]),
             )
             for row in rows
             if row["name"] in self._families
         ]
+
+    def _publication(self) -> Finding:
+        what = f"publication {self._name}"
+        for fault in publication_faults(self._rows, self._name, self._capture, self._own):
+            return Finding(what, "fail", fault.found, (fault.sql,))
+        if self._is_newer_than_slot():
+            found = "it was made anew, and the connector cannot read the log from before that"
+            return Finding(what, "fail", found, advice=f"{self._again} reads all rows anew.")
+        return Finding(what, "ok", f"has {len([*self._capture.tables, *self._own.tables])} tables")
 
     def _is_newer_than_slot(self) -> bool:
         """Whether the publication and all its tables are newer than what the idle slot has read.
 
         The connector then reads nothing: the publication is looked up as it was at that place.
         """
-        row = self._maybe(
+        found = self._rows(
             "SELECT bool_and(age(p.xmin) < age(s.catalog_xmin) "
             "AND age(r.xmin) < age(s.catalog_xmin)) AS is_newer "
             "FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid, "
             "pg_replication_slots s "
             "WHERE p.pubname = %s AND s.slot_name = p.pubname AND NOT s.active",
-            self._names.identifier,
+            self._name,
         )
-        return row is not None and bool(row["is_newer"])
+        return bool(found[0]["is_newer"])
 
-    def publication(self) -> Finding:
-        name = self._names.identifier
-        wanted = [*self._capture.tables, *self._own.tables]
-        row = self._maybe(
-            "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AS whole, pubviaroot "
-            "FROM pg_publication WHERE pubname = %s",
-            name,
-        )
-        what, itself = f"publication {name}", sql.Identifier(name)
-        if row is None:
-            made = create_publication(name, wanted).as_string(self._connection) + ";"
-            return Finding(what, "fail", "there is none", (made,))
-        if not row["whole"]:
-            text = "ALTER PUBLICATION {} SET (publish = {});"
-            statement = self._sql(text, itself, sql.Literal(OPERATIONS))
-            return Finding(what, "fail", "it does not publish every kind of change", (statement,))
-        parted = sorted(t for t, family in self._families.items() if family[0].kind == "p")
-        if parted and not row["pubviaroot"]:
-            # The connector's settings do not list the names of the partitions.
-            found = f"it publishes changes of {', '.join(parted)} under the names of the partitions"
-            statement = self._sql("ALTER PUBLICATION {} SET (publish_via_partition_root);", itself)
-            return Finding(what, "fail", found, (statement,))
-        listed = self._connection.execute(
-            "SELECT schemaname || '.' || tablename AS name FROM pg_publication_tables "
-            "WHERE pubname = %s",
-            (name,),
-        ).fetchall()
-        missing = sorted(set(wanted) - {each["name"] for each in listed})
-        if missing:
-            tables = sql.SQL(", ").join(map(identifier, missing))
-            statement = self._sql("ALTER PUBLICATION {} ADD TABLE {};", itself, tables)
-            return Finding(what, "fail", f"it lacks {', '.join(missing)}", (statement,))
-        if self._is_newer_than_slot():
-            found = "it was made anew, and the connector cannot read the log from before that"
-            advice = (
-                f"`everstate cdc snapshot {self._capture.name} --new-epoch` reads all rows anew."
-            )
-            return Finding(what, "fail", found, advice=advice)
-        return Finding(what, "ok", f"has {len(wanted)} tables")
+    @property
+    def _again(self) -> str:
+        return f"`everstate cdc snapshot {self._capture.name} --new-epoch`"
 
-    def slot(self) -> Finding:
-        name = self._names.identifier
-        row = slot_row(self._connection, name)
-        again = f"`everstate cdc snapshot {self._capture.name} --new-epoch`"
+    def slot(self) -> list[Finding]:
+        """What is found of the connector's slot."""
+        name, row = f"slot {self._name}", slot_row(self._rows, self._name)
+        capture = self._capture.name
         if row is None:
             advice = (
-                f"`everstate cdc add {self._capture.name}` makes the connector, which makes it; "
-                f"where there is a connector already, {again} makes both anew."
+                f"`everstate cdc add {capture}` makes the connector, which makes it; "
+                f"where there is a connector already, {self._again} makes both anew."
             )
-            return Finding(f"slot {name}", "fail", "there is none", advice=advice)
+            return [Finding(name, "fail", "there is none", advice=advice)]
         held = int(row["held"] or 0)
         if (lost := lost_slot(row, {})) is not None:
-            return Finding(f"slot {name}", "fail", lost, advice=f"{again} reads all rows anew.")
+            return [Finding(name, "fail", lost, advice=f"{self._again} reads all rows anew.")]
         found = f"{'in use' if row['active'] else 'nobody reads it'}, holds {held / 1e6:,.1f} MB"
         if not row["active"]:
-            advice = f"`everstate cdc status {self._capture.name}` shows why"
-            return Finding(f"slot {name}", "fail", found, advice=advice)
+            advice = f"`everstate cdc status {capture}` shows why"
+            return [Finding(name, "fail", found, advice=advice)]
         if held > _HELD_BYTES_WARN:
-            return Finding(f"slot {name}", "warn", found, advice="Look for what keeps it behind.")
-        if self._setting("max_slot_wal_keep_size") == "-1":
+            return [Finding(name, "warn", found, advice="Look for what keeps it behind.")]
+        if self._server["keeps_all"]:
             # The database's owner has to choose: keep log without limit, or risk losing the slot.
-            return Finding(f"slot {name}", "ok", f"{found}; the server would hold without limit")
-        return Finding(f"slot {name}", "ok", found)
+            found = f"{found}; the server would hold without limit"
+        return [Finding(name, "ok", found)]
 
-    def own_tables(self) -> list[Finding]:
-        schema, user = sql.Identifier(POSTGRES_SCHEMA), sql.Identifier(self._user)
-        query = "SELECT FROM pg_namespace WHERE nspname = %s"
+    def _own_tables(self) -> list[Finding]:
+        schema, role = quoted(POSTGRES_SCHEMA), quoted_name(self._user)
         making: list[str] = []
-        if self._maybe(query, POSTGRES_SCHEMA) is None:
-            making.append(self._sql("CREATE SCHEMA IF NOT EXISTS {};", schema))
-            making.append(self._sql("GRANT USAGE ON SCHEMA {} TO {};", schema, user))
-        findings = []
+        if not self._rows("SELECT FROM pg_namespace WHERE nspname = %s", POSTGRES_SCHEMA):
+            making.append(f"CREATE SCHEMA IF NOT EXISTS {schema};")
+            making.append(f"GRANT USAGE ON SCHEMA {schema} TO {role};")
+        rights, findings = self._privileges(_OWN, self._own.tables), []
         for table in self._own.tables:
-            if self._table(table):
-                findings.append(self._rights(table, "own"))
+            if table in rights:
+                findings.append(self._rights(rights[table], _OWN))
                 continue
-            rights = sql.SQL(", ").join(map(sql.SQL, _RIGHTS["own"]))
-            making += [
-                create_table(table, self._own).as_string(self._connection) + ";",
-                self._sql("GRANT {} ON {} TO {};", rights, identifier(table), user),
-            ]
+            making.append(f"{create_table(table, self._own)};")
+            making.append(f"GRANT {', '.join(_OWN)} ON {quoted(table)} TO {role};")
             findings.append(Finding(f"table {table}", "fail", "there is none", tuple(making)))
             making = []
         return findings
 
-    def _rights(self, table: str, kind: str) -> Finding:
-        wanted = _RIGHTS[kind]
-        schema = table.partition(".")[0]
-        name = f"rights on {table}"
-        row = self._one("SELECT has_schema_privilege(%s, 'USAGE') AS may", schema)
-        missing = [
-            right
-            for right in wanted
-            if not row["may"]
-            or not self._one(
-                "SELECT has_table_privilege(%s::regclass, %s) AS may", quoted(table), right
-            )["may"]
-        ]
+    def _privileges(
+        self, wanted: Sequence[str], tables: Iterable[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Table → the rights on it that are missing, for those that exist."""
+        return {row["name"]: row for row in self._rows(_RIGHTS, list(wanted), list(tables))}
+
+    def _rights(self, row: Mapping[str, Any], wanted: Sequence[str]) -> Finding:
+        name, table, missing = f"rights on {row['name']}", row["name"], ", ".join(row["missing"])
         if not missing:
             return Finding(name, "ok", ", ".join(wanted))
-        user = sql.Identifier(self._user)
-        rights = sql.SQL(", ").join(map(sql.SQL, missing))
-        statements = [self._sql("GRANT {} ON {} TO {};", rights, identifier(table), user)]
-        if not row["may"]:
-            grant = "GRANT USAGE ON SCHEMA {} TO {};"
-            statements.insert(0, self._sql(grant, sql.Identifier(schema), user))
-        found = f"{self._user} lacks {', '.join(missing)}"
-        return Finding(name, "fail", found, tuple(statements))
-
-    def _table(self, table: str) -> bool:
-        """Whether there is a table of that name."""
-        found = self._maybe(
-            "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname || '.' || c.relname = %s AND c.relkind IN ('r', 'p')",
-            table,
-        )
-        return found is not None
-
-    def _setting(self, name: str) -> str:
-        return str(self._one("SELECT current_setting(%s) AS value", name)["value"])
-
-    def _one(self, query: str, *arguments: object) -> dict[str, Any]:
-        row = self._maybe(query, *arguments)
-        assert row is not None, query
-        return row
-
-    def _maybe(self, query: str, *arguments: object) -> dict[str, Any] | None:
-        return self._connection.execute(query.encode(), arguments).fetchone()
-
-    def _sql(self, text: str, *parts: sql.Composable) -> str:
-        """One statement as text, names quoted where they must be."""
-        return sql.SQL(text).format(*parts).as_string(self._connection)
+        schema, role = quoted(table.partition(".")[0]), quoted_name(self._user)
+        statements = [f"GRANT {missing} ON {quoted(table)} TO {role};"]
+        if not row["may_use"]:
+            statements.insert(0, f"GRANT USAGE ON SCHEMA {schema} TO {role};")
+        return Finding(name, "fail", f"{self._user} lacks {missing}", tuple(statements))
 
 
-def slot_row(connection: CapturedConnection, name: str) -> dict[str, Any] | None:
+class PublicationFault(NamedTuple):
+    """What a publication lacks, and the statement that repairs it."""
+
+    found: str
+    sql: str
+    tables: Sequence[str] | None
+    """Tables of which changes were not published; ``None``: there is no publication."""
+
+
+def publication_faults(
+    rows: RunQuery, name: str, capture: Capture, own: OwnTables
+) -> Iterator[PublicationFault]:
+    """What the capture's publication lacks; each is looked for once those before it are repaired.
+
+    Changes of partitions are published as changes of the partitioned table, which is captured: the
+    connector's settings do not list the names of the partitions.
+    """
+    wanted, itself = (*capture.tables, *own.tables), quoted_name(name)
+    kinds = rows(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AS is_whole, pubviaroot "
+        "FROM pg_publication WHERE pubname = %s",
+        name,
+    )
+    if not kinds:
+        listed = ", ".join(map(quoted, wanted))
+        made = f"CREATE PUBLICATION {itself} FOR TABLE {listed} WITH (publish_via_partition_root);"
+        yield PublicationFault("there is none", made, None)
+        return
+    if not kinds[0]["is_whole"]:
+        found, change = "it does not publish every kind of change", f"publish = '{_OPERATIONS}'"
+        alter = f"ALTER PUBLICATION {itself} SET ({change});"
+        yield PublicationFault(found, alter, list(capture.tables))
+    parted = sorted(t for t, family in families(rows, wanted).items() if family[0].kind == "p")
+    if parted and not kinds[0]["pubviaroot"]:
+        found = f"it publishes changes of {', '.join(parted)} under the names of the partitions"
+        alter = f"ALTER PUBLICATION {itself} SET (publish_via_partition_root);"
+        yield PublicationFault(found, alter, parted)
+    # Also those of a publication of all tables, or of the tables of a schema.
+    published = rows(
+        "SELECT schemaname || '.' || tablename AS name FROM pg_publication_tables "
+        "WHERE pubname = %s",
+        name,
+    )
+    there = {*published_tables(rows, name), *(str(row["name"]) for row in published)}
+    if missing := sorted(set(wanted) - there):
+        add = f"ALTER PUBLICATION {itself} ADD TABLE {', '.join(map(quoted, missing))};"
+        yield PublicationFault(f"it lacks {', '.join(missing)}", add, missing)
+
+
+def published_tables(rows: RunQuery, name: str) -> list[str]:
+    """Tables that a publication lists by name, a partitioned table by its own name."""
+    found = rows(
+        "SELECT n.nspname || '.' || c.relname AS name FROM pg_publication p "
+        "JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s",
+        name,
+    )
+    return [str(row["name"]) for row in found]
+
+
+def slot_row(rows: RunQuery, name: str) -> dict[str, Any] | None:
     """A slot as the server has it, places and sizes in bytes of its log; ``None``: there is none.
 
     ``end``: up to where its reader has confirmed the log; None while the slot is being made.
     """
-    return connection.execute(
-        "SELECT active, active_pid, wal_status, "
-        "coalesce(to_jsonb(s) ->> 'invalidation_reason', '') AS reason, "
-        "pg_wal_lsn_diff(confirmed_flush_lsn, '0/0')::bigint AS end, "
-        "pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint AS behind, "
-        "pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS held "
-        "FROM pg_replication_slots s WHERE slot_name = %s",
-        (name,),
-    ).fetchone()
+    return next(iter(rows(_SLOT, name)), None)
 
 
 def lost_slot(row: Mapping[str, Any], offset: Mapping[str, Any]) -> str | None:
@@ -336,27 +307,11 @@ def lost_slot(row: Mapping[str, Any], offset: Mapping[str, Any]) -> str | None:
     )
 
 
-def create_table(table: str, own: OwnTables) -> sql.Composed:
+def create_table(table: str, own: OwnTables) -> str:
     """The statement that makes one of our two tables."""
     columns = (
         "id text PRIMARY KEY, type text NOT NULL, data text"
         if table == own.signals
         else "source text PRIMARY KEY, at timestamptz NOT NULL"
     )
-    return sql.SQL("CREATE TABLE {} ({})").format(identifier(table), sql.SQL(columns))
-
-
-def create_publication(name: str, tables: Iterable[str]) -> sql.Composed:
-    """The statement that makes a capture's publication.
-
-    Changes of partitions are published as changes of the partitioned table, which is captured.
-    """
-    listed = sql.SQL(", ").join(map(identifier, tables))
-    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root)").format(
-        sql.Identifier(name), listed
-    )
-
-
-def quoted(table: str) -> str:
-    """``schema.table`` as text that `regclass` reads."""
-    return ".".join('"' + part.replace('"', '""') + '"' for part in table.split(".", 1))
+    return f"CREATE TABLE {quoted(table)} ({columns})"

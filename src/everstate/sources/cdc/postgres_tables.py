@@ -11,12 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import psycopg
-from psycopg import sql
-
 from everstate.declarations.captures import Capture
 from everstate.sources.cdc.connectors import SourceColumn, TableShape
-from everstate.sources.cdc.database import Finding
+from everstate.sources.cdc.database import Finding, RunQuery, quoted, quoted_name
 from everstate.sources.cdc.postgres_types import ColumnType
 
 _LISTS: Final = ("generated", "apart", "parted_by")
@@ -106,8 +103,6 @@ SELECT rn.nspname || '.' || r.relname AS name,
 FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
 WHERE r.oid IN (SELECT root FROM family)"""
 
-CapturedConnection = psycopg.Connection[dict[str, Any]]
-
 
 @dataclass(frozen=True, slots=True)
 class _Index:
@@ -172,27 +167,24 @@ class Relation:
         told = self.logged_columns
         return self.kind == "r" and column in self.apart and told is not None and column not in told
 
-    def remedy(self, key: Sequence[str]) -> sql.Composed:
+    def remedy(self, key: Sequence[str]) -> str:
         """Statement that sets the cheapest replica identity that contains these columns."""
         usable = [i for i in self.indexes if i.is_immediate and i.is_filled]
         usable = [index for index in usable if set(key) <= set(index.columns)]
-        alter = sql.SQL("ALTER TABLE {} REPLICA IDENTITY ").format(identifier(self.name))
+        identity = f"USING INDEX {quoted_name(usable[0].name)}" if usable else "FULL"
         if any(index.is_primary for index in usable):
-            return alter + sql.SQL("DEFAULT;")
-        if usable:
-            return alter + sql.SQL("USING INDEX {};").format(sql.Identifier(usable[0].name))
-        return alter + sql.SQL("FULL;")
+            identity = "DEFAULT"
+        return f"ALTER TABLE {quoted(self.name)} REPLICA IDENTITY {identity};"
 
 
-def families(connection: CapturedConnection, tables: Iterable[str]) -> dict[str, list[Relation]]:
+def families(run: RunQuery, tables: Iterable[str]) -> dict[str, list[Relation]]:
     """Table → itself first, then its partitions and heirs; tables that do not exist are left out.
 
     Cost: two round trips.
     """
-    rows = connection.execute(_FAMILIES.encode(), (list(tables),)).fetchall()
-    listed = connection.execute(_INDEXES.encode(), ([row["oid"] for row in rows],)).fetchall()
+    rows = run(_FAMILIES, list(tables))
     indexes: dict[int, list[_Index]] = {}
-    for each in listed:
+    for each in run(_INDEXES, [row["oid"] for row in rows]):
         oid, columns = each.pop("oid"), tuple(each.pop("columns"))
         indexes.setdefault(oid, []).append(_Index(columns=columns, **each))
     found: dict[str, list[Relation]] = {}
@@ -204,47 +196,40 @@ def families(connection: CapturedConnection, tables: Iterable[str]) -> dict[str,
 
 
 def shapes(
-    connection: CapturedConnection,
-    capture: Capture,
-    publication: str,
-    settings: Mapping[str, str],
+    run: RunQuery, capture: Capture, publication: str, settings: Mapping[str, str]
 ) -> dict[str, TableShape]:
     """Columns and key of each captured table that exists; cost: four round trips.
 
     ``settings``: those of the connector, as far as it has others than `everstate cdc` makes.
     """
-    found = families(connection, capture.tables)
+    found = families(run, capture.tables)
     roots = {family[0].oid: table for table, family in found.items()}
     columns: dict[str, list[SourceColumn]] = {table: [] for table in found}
-    lists = _column_lists(connection, publication)
-    for row in connection.execute(_COLUMNS.encode(), (list(roots),)).fetchall():
+    lists = _column_lists(run, publication)
+    for row in run(_COLUMNS, list(roots)):
         table = roots[row.pop("oid")]
         column = str(row.pop("column"))
         facts: dict[str, Any] = {
             name: bool(row.pop(name)) for name in ("is_generated", "is_required")
         }
         kind = ColumnType(**row)
-        absent, unmarked, statements = kind.untold, None, []
+        absent, unmarked, statements = kind.untold, None, tuple[str, ...]()
         published = lists.get(table)
         if published is not None and column not in published and not facts["is_generated"]:
             absent = f"the column list of publication {publication} leaves it out"
             statements = published_whole(publication, table)
         elif not kind.is_marked(settings) and not facts["is_generated"]:
             bad = [each for each in found[table] if each.leaves_out(column)]
-            statements = [
-                sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL;").format(identifier(each.name))
-                for each in bad
-            ]
+            statements = _with_full_identity(bad)
             if bad:
                 unmarked = (
                     f"a long value of type {kind.text} is stored apart from the row of "
                     f"{_names(bad)}, and the log leaves it out where it did not change"
                 )
-        texts = tuple(each.as_string(connection) for each in statements)
         columns[table].append(
             SourceColumn(
                 *(column, absent, unmarked),
-                sql=texts,
+                sql=statements,
                 numbers=kind.numbers,
                 fails=kind.fails,
                 **facts,
@@ -252,43 +237,41 @@ def shapes(
         )
     return {
         table: TableShape(
-            tuple(columns[table]), capture.tables[table].key_columns or family[0].primary
+            tuple(columns[table]),
+            capture.tables[table].key_columns or family[0].primary,
+            bool(family[0].primary),
         )
         for table, family in found.items()
     }
 
 
-def _column_lists(connection: CapturedConnection, publication: str) -> dict[str, list[str]]:
+def _column_lists(run: RunQuery, publication: str) -> dict[str, list[str]]:
     """Table → columns that the publication has of it; PostgreSQL 14 and older have no such list."""
-    if connection.info.server_version < COLUMN_LISTS:
+    (server,) = run("SELECT current_setting('server_version_num')::int AS version")
+    if server["version"] < COLUMN_LISTS:
         return {}
-    rows = connection.execute(
+    rows = run(
         "SELECT schemaname || '.' || tablename AS name, attnames::text[] AS columns "
         "FROM pg_publication_tables WHERE pubname = %s",
-        (publication,),
-    ).fetchall()
+        publication,
+    )
     return {row["name"]: row["columns"] for row in rows}
 
 
-def published_whole(publication: str, table: str) -> list[sql.Composed]:
+def published_whole(publication: str, table: str) -> tuple[str, ...]:
     """Statements that publish all columns and rows of a table."""
-    name, itself = sql.Identifier(publication), identifier(table)
-    return [
-        sql.SQL("ALTER PUBLICATION {} DROP TABLE {};").format(name, itself),
-        sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(name, itself),
-    ]
+    alter = f"ALTER PUBLICATION {quoted_name(publication)}"
+    return tuple(f"{alter} {what} TABLE {quoted(table)};" for what in ("DROP", "ADD"))
 
 
 class TableChecks:
     """What the doctor finds in the captured tables, whose families are given."""
 
     def __init__(
-        self,
-        connection: CapturedConnection,
-        capture: Capture,
-        found: Mapping[str, Sequence[Relation]],
+        self, version: int, capture: Capture, found: Mapping[str, Sequence[Relation]]
     ) -> None:
-        self._connection, self._capture, self._found = connection, capture, found
+        """``version``: of the server, such as 150004."""
+        self._version, self._capture, self._found = version, capture, found
 
     def of(self, table: str) -> list[Finding]:
         """Findings about one table that exists."""
@@ -334,10 +317,9 @@ class TableChecks:
                 name, "fail", found,
                 advice=f"Declare its Table with key_columns={unique[0].columns!r}.",
             )  # fmt: skip
-        statement = "ALTER TABLE {} ADD PRIMARY KEY ({});"
-        parts = identifier(itself.name), sql.Identifier("id")
+        statement = f'ALTER TABLE {quoted(itself.name)} ADD PRIMARY KEY ("id");'
         return Finding(
-            name, "fail", "there is no primary key", (self._sql(statement, *parts),),
+            name, "fail", "there is no primary key", (statement,),
             "With the columns that name a row. Where it can have none: declare its Table with "
             "key_columns, and give it REPLICA IDENTITY FULL.",
         )  # fmt: skip
@@ -346,7 +328,7 @@ class TableChecks:
         name = f"identity of {table}"
         mute = [each for each in family if not each.is_writable]
         if mute:
-            statements = tuple(self._text(each.remedy(key)) for each in mute)
+            statements = tuple(each.remedy(key) for each in mute)
             found = (
                 f"UPDATE and DELETE of {_names(mute)} fail while it is published: its log would "
                 f"not name the row ({_IDENTITIES[mute[0].identity]}, no key that can be used)"
@@ -354,7 +336,7 @@ class TableChecks:
             return Finding(name, "fail", found, statements, _FULL_COSTS)
         blurred = [each for each in family if not each.tells(key)]
         if blurred:
-            statements = tuple(self._text(each.remedy(key)) for each in blurred)
+            statements = tuple(each.remedy(key) for each in blurred)
             logged_columns = ", ".join(blurred[0].logged_columns or ())
             found = (
                 f"the log of a delete of {_names(blurred)} has {logged_columns}, "
@@ -365,10 +347,9 @@ class TableChecks:
 
     def _before(self, name: str, family: Sequence[Relation], *, is_keyed: bool) -> Finding:
         """The log identifies each row; check whether it also contains the row before."""
-        version = self._connection.info.server_version
         full = [each for each in family if each.kind == "r" and each.logged_columns is None]
-        bad = [each for each in full if each.generated and version >= _GENERATED_IN_IDENTITY]
-        if bad:
+        bad = [each for each in full if each.generated]
+        if bad and self._version >= _GENERATED_IN_IDENTITY:
             found = f"UPDATE and DELETE of {_names(bad)} fail while it is published: its full "
             found += "identity holds a generated column"
             return Finding(name, "fail", found, advice="Give it a key, or an index as identity.")
@@ -380,8 +361,7 @@ class TableChecks:
         if not partial:
             return Finding(name, "ok", "full")
         # Missing columns are completed from our newest state, if there is one.
-        alter = "ALTER TABLE {} REPLICA IDENTITY FULL;"
-        statements = tuple(self._sql(alter, identifier(each.name)) for each in partial)
+        statements = _with_full_identity(partial)
         advice = "The log lacks the row before; it is completed from the entity's last version."
         return Finding(name, "warn", _IDENTITIES[partial[0].identity], statements, advice)
 
@@ -412,8 +392,7 @@ class TableChecks:
         name, findings = f"log of {table}", []
         unlogged = [each for each in family if each.is_unlogged]
         if unlogged:
-            alter = "ALTER TABLE {} SET LOGGED;"
-            statements = tuple(self._sql(alter, identifier(each.name)) for each in unlogged)
+            statements = tuple(f"ALTER TABLE {quoted(t.name)} SET LOGGED;" for t in unlogged)
             found = f"{_names(unlogged)} is UNLOGGED: its changes are not in the server's log"
             findings.append(Finding(name, "fail", found, statements))
         foreign = [each for each in family if each.kind == "f"]
@@ -422,12 +401,6 @@ class TableChecks:
             advice = "Capture that table where it is."
             findings.append(Finding(name, "fail", found, advice=advice))
         return findings
-
-    def _sql(self, text: str, *parts: sql.Composable) -> str:
-        return self._text(sql.SQL(text).format(*parts))
-
-    def _text(self, statement: sql.Composable) -> str:
-        return statement.as_string(self._connection)
 
 
 _FULL_COSTS: Final = (
@@ -440,6 +413,5 @@ def _names(relations: Iterable[Relation]) -> str:
     return ", ".join(relation.name for relation in relations)
 
 
-def identifier(table: str) -> sql.Identifier:
-    """``schema.table`` as SQL."""
-    return sql.Identifier(*table.split(".", 1))
+def _with_full_identity(relations: Iterable[Relation]) -> tuple[str, ...]:
+    return tuple(f"ALTER TABLE {quoted(each.name)} REPLICA IDENTITY FULL;" for each in relations)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -59,17 +59,15 @@ class RefusedRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=Fal
     time_us: int | None = None
 
 
-class UndeclaredRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
-    """A row of our own connector, of a table that the capture does not declare (any more)."""
+class RawFact(msgspec.Struct, frozen=True, gc=False):
+    """What a record says by one name, and which is no row of a declared table."""
 
-    table: str
-    """As the source names it."""
-
-
-class EndedTransaction(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
-    """The end of a source transaction."""
-
-    id: str
+    what: Literal["ended", "undeclared", "unknown"]
+    """A transaction ended; a row of our own connector is of a table that is not declared (any
+    more); or the connector does not know the columns of the table that took a captured name, so
+    that rows which follow are read by the columns of the former table."""
+    name: str
+    """Id of the transaction; the table as the source names it; or its declared name."""
 
 
 class TransactionProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
@@ -115,25 +113,7 @@ class SourceIdentity(msgspec.Struct, kw_only=True, omit_defaults=True):
     """So many entities of a table may a snapshot of this epoch delete, whatever share they are."""
 
 
-class UnknownTable(msgspec.Struct, kw_only=True, gc=False):
-    """Another table took the name of a captured one, and the connector does not know its columns.
-
-    Rows that follow under that name are read by the columns of the former table.
-    """
-
-    table: str
-    """The declared name of the captured table."""
-
-
-Parsed = (
-    CleanRow
-    | RefusedRow
-    | UndeclaredRow
-    | EndedTransaction
-    | TransactionProvenance
-    | SourceIdentity
-    | UnknownTable
-)
+Parsed = CleanRow | RefusedRow | RawFact | TransactionProvenance | SourceIdentity
 MISSHAPEN: Final = (
     *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, struct.error),
@@ -177,19 +157,14 @@ class RawReader:
     entities: Mapping[str, EntityType]
     is_bare: bool = False
     """Whether rows get no state, only what is needed to count the rows of a transaction."""
-    _mappings: dict[str, TableMapping] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The attributes without the caches, which each process makes anew."""
-        return {
-            "capture": self.capture,
-            "entities": dict(self.entities),
-            "is_bare": self.is_bare,
-        }
+        """The fields without the caches, which each process makes anew."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in {**state, "_mappings": {}}.items():
-            object.__setattr__(self, name, value)
+    @cached_property
+    def _mappings(self) -> dict[str, TableMapping]:
+        return {}
 
     @cached_property
     def _tables(self) -> dict[str, str]:
@@ -243,9 +218,8 @@ class RawReader:
                     )
                     table = self.declared(*names)
                     if not table:
-                        found.append(
-                            UndeclaredRow(table=".".join(str(one) for one in names if one))
-                        )
+                        name_given = ".".join(str(one) for one in names if one)
+                        found.append(RawFact("undeclared", name_given))
                         continue
                 keys = self.capture.tables[table].key_columns
                 found += [self._mapped(table, part, is_odd) for part in moved(row, keys)]
@@ -310,7 +284,7 @@ class RawReader:
         try:
             if kind == TRANSACTION:
                 ended = debezium.ended_transaction(value)
-                return [] if ended is None else [EndedTransaction(id=ended)]
+                return [] if ended is None else [RawFact("ended", ended)]
             if kind == SOURCE:
                 return [_decode_source(value or b"")]
             if kind == SCHEMA:
@@ -338,7 +312,7 @@ class RawReader:
     def _replaced(self, value: bytes | None) -> list[Parsed]:
         """What a schema change says of declared tables that are another one now, or gone."""
         unknown: list[Parsed] = [
-            UnknownTable(table=table)
+            RawFact("unknown", table)
             for place in debezium.unknown_tables(value)
             if (table := self.declared(*place))
         ]
@@ -384,7 +358,7 @@ def _refuse_java_names(mapping: TableMapping, image: Mapping[str, Any]) -> None:
     for column, value in image.items():
         field = mapping.field_of(column)
         if field is not None and column.lower() not in declared:
-            refuse_java_name(field, value, mapping.annotations[field])
+            refuse_java_name(field, value, mapping.model_fields[field].tree)
 
 
 def _number_repeats(rows: Sequence[Parsed]) -> None:

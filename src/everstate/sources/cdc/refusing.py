@@ -10,7 +10,13 @@ from typing import Final
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, ProvenanceFrom
 from everstate.errors import CaptureFailed, EverstateError
-from everstate.sources.cdc.connectors import CLASSES, SAFE_VERSIONS, SourceColumn, TableShape
+from everstate.sources.cdc.connectors import (
+    CLASSES,
+    SAFE_VERSIONS,
+    Peculiarities,
+    SourceColumn,
+    TableShape,
+)
 from everstate.sources.cdc.convert import reads_as
 from everstate.sources.cdc.database import Finding
 from everstate.sources.cdc.mapping import NO_COLUMN, TableMapping
@@ -22,6 +28,7 @@ _SIGNS: Final = frozenset(",:;()[]{}*+?|^\\")
 """Signs that a list or an expression in a connector's settings cannot have in a table's name."""
 _QUOTE: Final = {"postgresql": '"'}
 """Sign around names in SQL: Debezium's snapshot does not double it within a name, and fails."""
+_GENERATED: Final = "it is generated, and its table could not be read again"
 _APART: Final = (
     "FULL writes the whole row before to the log at each UPDATE and DELETE. Without it: leave the "
     "column out with column.exclude.list in the capture's settings. A connector of an earlier "
@@ -109,24 +116,30 @@ def shape_findings(
     return findings
 
 
-def unread_columns(
+def peculiarities(
     capture: Capture, entities: Mapping[str, EntityType], shapes: Mapping[str, TableShape]
-) -> dict[str, dict[str, str]]:
-    """Table → columns that nothing reads, and at which the connector would fail → why.
+) -> Peculiarities:
+    """Properties of these tables that the connector's settings must contain.
 
-    Of a table whose entity type is not known it cannot be said what is read.
+    Generated columns are left out, since the log lacks them and a snapshot has them; so are columns
+    that nothing reads and at which the connector would fail. Of a table whose entity type is not
+    known it cannot be said what is read.
     """
-    found = {}
+    left_out = {
+        table: {column.name: _GENERATED for column in shape.columns if column.is_generated}
+        for table, shape in shapes.items()
+    }
     for table, shape in shapes.items():
         declared = capture.tables[table]
         if (entity_type := entities.get(declared.entity)) is not None:
             mapping = TableMapping(capture, table, declared, entity_type)
-            found[table] = _unread(shape, mapping)
-    return found
+            left_out[table].update(_unread(shape, mapping))
+    keys = {table: shape.key for table, shape in shapes.items() if not shape.has_primary_key}
+    return Peculiarities(left_out, keys)
 
 
 def _unread(shape: TableShape, mapping: TableMapping) -> dict[str, str]:
-    """Columns of one table as :func:`unread_columns` has them."""
+    """Columns that nothing reads, and at which the connector would fail → why."""
     read = {name.lower() for name in (*shape.key, *mapping.table.provenance.columns.values())}
     return {
         column.name: why
@@ -222,7 +235,8 @@ def _misread(table: str, column: SourceColumn, field: str, mapping: TableMapping
     """
     declared = {name.lower(): kind for name, kind in mapping.table.types.items()}
     kind = declared.get(column.name.lower())
-    reading = reads_as(kind, mapping.annotations.get(field))
+    wanted = mapping.model_fields.get(field)
+    reading = reads_as(kind, None if wanted is None else wanted.tree)
     if column.numbers is None or reading in (None, column.numbers):
         return None
     if column.numbers == "numbers" and kind is not None:

@@ -87,10 +87,7 @@ class Restarter:
             given_up = capturing.restart_failed()
         except NoSuchConnector:
             return False  # it was removed during the check
-        except Unavailable as error:
-            self._warn_once(error)
-            return False
-        except SourceReplaced as error:
+        except (Unavailable, SourceReplaced) as error:
             self._warn_once(error)
             return False
         except EverstateError as error:

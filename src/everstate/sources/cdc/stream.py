@@ -219,10 +219,11 @@ class Stream:
         count, self._begin = self.ready, 0
         return self.rows.split(count)
 
-    def counter(self) -> Stream:
-        """A new stream for counting the open transaction from its first row on."""
+    def counting(self) -> Counting:
+        """A count of the open transaction from its first row on."""
         assert self._kept is not None
-        return Stream(self._capture, self._kept)
+        assert self.first_offset is not None
+        return Counting(self._capture, self._kept, self.first_offset)
 
     def release(self, count: int | None, notes: Mapping[str, str]) -> Open:
         """Make the rows of the open transaction ready.
@@ -489,24 +490,16 @@ class Stream:
         self._passing.update(table for table in rows.table if table >= 0)
 
 
-class Counting:
+class Counting(Stream):
     """Counts the rows of a transaction that is too large to wait in memory for its end."""
 
-    def __init__(self, stream: Stream, start: int) -> None:
-        self._stream, self.read_to = stream, start
-
-    @property
-    def count(self) -> int:
-        """Rows so far."""
-        return self._stream.count
-
-    @property
-    def notes(self) -> Mapping[str, str]:
-        """Provenance of the transaction so far."""
-        return self._stream.notes
+    def __init__(self, capture: str, standing: StreamStanding, start: int) -> None:
+        super().__init__(capture, standing)
+        self.read_to = start
+        """Offset of the raw log up to which they are counted."""
 
     def add(self, rows: Rows, end: int) -> tuple[int | None, Mapping[str, str]] | None:
         """Count the next rows; out: row count and provenance, once the transaction has ended."""
-        closed = self._stream.scan(rows, keep=False)
+        closed = self.scan(rows, keep=False)
         self.read_to = end
         return None if closed is None else (closed.count, closed.notes)

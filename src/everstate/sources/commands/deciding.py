@@ -19,6 +19,7 @@ from everstate.changes import (
 )
 from everstate.changes.accepting import read_exactly
 from everstate.changes.names import command_fault
+from everstate.changes.values import model_json
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import (
     EverstateError,
@@ -28,7 +29,7 @@ from everstate.errors import (
 )
 from everstate.errors.base import described
 from everstate.http.conditions import Conditions, parse_condition
-from everstate.sources.commands.facts import fact_json, facts_of
+from everstate.sources.commands.facts import facts_of
 from everstate.sources.commands.store import NEVER
 from everstate.sources.commands.wire import (
     AnsweredChange,
@@ -162,7 +163,7 @@ class Decider:
             before, version = text, version + 1
             state = self.group.evolve(state, fact)
             text = None if state is None else self._text(state, command.key, before)
-            data = fact_json(fact)
+            data = model_json(fact)
             change: Change[bytes] = Change(
                 id=derived_change_id(entity, command_id, index),
                 entity=command.entity,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,6 @@ import msgspec
 
 from everstate.changes import Change, ChangeCodec, Provenance
 from everstate.changes.keys import check_key
-from everstate.closing import Closing
 from everstate.config import Config
 from everstate.declarations.commands import group_of
 from everstate.declarations.processes import ProcessManager
@@ -32,14 +30,13 @@ from everstate.log.attempt import Attempt, Incoming
 from everstate.log.consumer import Consumer
 from everstate.log.loop import (
     LogPartition,
-    Membership,
     Send,
-    TransactionalLoop,
     next_offsets,
 )
 from everstate.log.positions import Offsets, Range, check_ends
 from everstate.log.slots import Slot
 from everstate.log.topics import TopicIdentity, TopicNames, Topics, check_same_topic
+from everstate.sources.commands.handler import SlotLoop
 from everstate.sources.commands.seen import Seen
 from everstate.sources.commands.wire import WireCommand, command_json, encode, provenance_text
 from everstate.telemetry import RateLimitedLogger
@@ -290,7 +287,7 @@ class ProcessWork:
                 heapq.heappush(self._waiting, (timer, number))
 
 
-class ProcessRunner(Closing):
+class ProcessRunner(SlotLoop):
     """Runs one process manager of an app, with one Kafka transaction for each batch of changes."""
 
     def __init__(
@@ -305,32 +302,10 @@ class ProcessRunner(Closing):
         with Topics(config) as topics:
             topics.ensure(process.on)
             topics.ensure_commands(app.command_groups, [name])
-        settings = config.commands
-        self._slot = Slot(config.commands_path / config.log.prefix / f"process-{name}")
-        self.loop = TransactionalLoop(
-            config,
-            ProcessWork(config, app, process, self._slot.path, clock=clock),
-            [TopicNames(config.log.prefix).changes(each) for each in process.on],
-            Membership(
-                group=f"{config.log.prefix}.{settings.group}.process.{name}",
-                instance=self._slot.name,
-                session_timeout_s=settings.session_timeout_s,
-                transaction_timeout_s=settings.transaction_timeout_s,
-            ),
-            batch_records_max=settings.batch_commands_max,
-            batch_wait_s=settings.batch_wait_ms / 1000,
-        )
-
-    def run(self, stop: threading.Event) -> None:
-        """Process changes until ``stop`` is set."""
-        self.loop.run(stop)
-
-    def close(self) -> None:
-        """Release partitions, connections and the slot."""
-        try:
-            self.loop.close()
-        finally:
-            self._slot.close()
+        slot = Slot(config.commands_path / config.log.prefix / f"process-{name}")
+        work = ProcessWork(config, app, process, slot.path, clock=clock)
+        topics_on = [TopicNames(config.log.prefix).changes(each) for each in process.on]
+        super().__init__(config, work, topics_on, slot, f".process.{name}")
 
 
 def _us(moment: datetime) -> int:

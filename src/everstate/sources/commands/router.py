@@ -256,6 +256,4 @@ def _problem(error: EverstateError, answer: Answer | None, command_id: UUID | No
         }
         body |= {name: value for name, value in details.items() if value is not None}
     headers = {"Retry-After": "1"} if error.retryable else {}
-    if status == HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
     return Response(row_json(body), status, headers, "application/problem+json")

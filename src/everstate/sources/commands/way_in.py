@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from everstate.changes import EntityType
 from everstate.errors import InvalidEntityType
 from everstate.parts import PartRun
+from everstate.runtime.worker import Worker, part_of
 from everstate.sources.way_in import Served, Serving, WayIn
 
 if TYPE_CHECKING:
@@ -37,21 +37,20 @@ class Commands(WayIn):
                 advice='Register one with source="commands" and declare app.commands(…) for it.',
             )
         reacting = {
-            f"process-{name}": partial(self._react, name) for name in self.project.processes
+            f"process-{name}": part_of(partial(self._process, name))
+            for name in self.project.processes
         }
-        return {"handler": self._handle, **reacting}
+        return {"handler": part_of(self._handler), **reacting}
 
-    def _handle(self, stop: threading.Event) -> None:
+    def _handler(self) -> Worker:
         from everstate.sources.commands import CommandHandler
 
-        with CommandHandler(self.config, self.project) as handler:
-            handler.run(stop)
+        return CommandHandler(self.config, self.project)
 
-    def _react(self, name: str, stop: threading.Event) -> None:
+    def _process(self, name: str) -> Worker:
         from everstate.sources.commands import ProcessRunner
 
-        with ProcessRunner(self.config, self.project, name) as runner:
-            runner.run(stop)
+        return ProcessRunner(self.config, self.project, name)
 
     def check_move(self, bound: Bound) -> None:
         """Raise LogError when process managers would react again, or states are not known."""

@@ -119,7 +119,7 @@ def command_json(command: BaseModel) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _read_back(model: type[BaseModel]) -> ReadBack:
-    return ReadBack(model)
+    return ReadBack(model, has_columns=False)
 
 
 def fingerprint_of(

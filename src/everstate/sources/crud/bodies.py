@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 from pydantic import BaseModel
-from pydantic_core import ErrorDetails
 
 from everstate.changes import EntityType
 from everstate.changes.accepting import NotAccepted, accept
 from everstate.changes.json_numbers import decode
 from everstate.changes.keys import KEY_BYTES_MAX
-from everstate.changes.unknown import reason_of
 from everstate.errors import InvalidBody, InvalidRequest
 
 _PROBLEMS_MAX: Final = 20
@@ -31,7 +28,7 @@ def read_entity(entity_type: EntityType, body: bytes) -> BaseModel:
         first = cause.errors[0]
         if first["type"] == "json_invalid":
             raise InvalidRequest(f"the body is not JSON: {first['msg']}.") from cause
-        raise InvalidBody(entity_type.name, _problems(entity_type, cause.errors)) from cause
+        raise InvalidBody(entity_type.name, cause.problems("body", _PROBLEMS_MAX)) from cause
 
 
 def read_json(body: bytes) -> Any:
@@ -49,15 +46,3 @@ def check_key(entity_type: EntityType, key: str, model: BaseModel) -> None:
         shown = found if len(found) <= KEY_BYTES_MAX else f"{found[:40]}…"
         reason = f"is {shown!r}, and the path says {key!r}"
         raise InvalidBody(entity_type.name, ((entity_type.key, reason),))
-
-
-def _problems(
-    entity_type: EntityType, errors: Sequence[ErrorDetails]
-) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (
-            ".".join(str(part) for part in error["loc"]) or "body",
-            reason_of(entity_type.field_names, error),
-        )
-        for error in errors[:_PROBLEMS_MAX]
-    )

@@ -17,8 +17,8 @@ from everstate.changes.tokens import written_token
 from everstate.errors import InvalidBody
 from everstate.http import openapi as says
 from everstate.http.answers import JSON, HttpAnswer, HttpRequest, content_type_of, masked
-from everstate.http.asgi import KEY, AnswerPast, Desk, add_route, beside_loop, respond
-from everstate.http.callers import TOKEN, WAIT_FOR, occurred_at_of, provenance_of, text
+from everstate.http.asgi import KEY, AnswerPast, Desk, Routes, beside_loop, respond
+from everstate.http.callers import TOKEN, occurred_at_of, provenance_of
 from everstate.http.conditions import etag
 from everstate.http.openapi import Schemas
 from everstate.sources.crud.bodies import read_entity, read_json
@@ -27,7 +27,6 @@ from everstate.sources.way_in import Find
 
 _OCCURRED: Final = "occurred_at"
 _VERSION: Final = 1
-_TOKEN_MAX: Final = 4096
 
 
 def event_router(
@@ -41,8 +40,7 @@ def event_router(
 ) -> APIRouter:
     """`POST /v1/{entity}` and `GET /v1/{entity}/{key}`; facts have no PUT, PATCH or DELETE."""
     name, local = entity_type.name, desk.callers.local
-    path = f"/v1/{name}"
-    router = APIRouter(tags=[name])
+    path, routes, state = f"/v1/{name}", Routes(desk, name), {JSON: schemas.read(entity_type)}
 
     async def append(request: Request) -> Response:
         incoming = await desk.read(request, name, "write")
@@ -51,38 +49,44 @@ def event_router(
         await asyncio.wrap_future(acknowledged)
         return respond(answer)
 
-    async def read(request: Request, key: str) -> Response:
+    async def read(request: Request) -> Response:
+        key = request.path_params["key"]
         answered = await past(request, name, key)
         if answered is not None:
             return answered
         incoming = await desk.read(request, name, "read")
-        token = text(incoming.headers, WAIT_FOR, _TOKEN_MAX)
-        state = await desk.work(partial(find, name, key, token))
+        found = await desk.work(partial(find, name, key, incoming.wait_for))
         if incoming.conditions.not_modified(_VERSION):
             return respond(masked(HttpAnswer(304, {"ETag": etag(_VERSION)}), incoming.mask))
-        answer = HttpAnswer(200, {"ETag": etag(_VERSION)}, state.decode())
+        answer = HttpAnswer(200, {"ETag": etag(_VERSION)}, found.decode())
         return respond(masked(answer, incoming.mask))
 
-    state = schemas.read(entity_type)
-    taken = says.answers(201, 400, 409, 413, 415, 422, schema=state, secured=not local)
-    found = says.answers(200, 304, 400, 404, 422, 504, schema=state, secured=not local)
-    add_route(
-        *(router, "POST", path, append),
-        status_code=201,
+    routes.add(
+        *("POST", path, append),
         name=f"append_{name}",
         summary=f"Append a {name} to the log; a repeated one counts once",
-        responses=says.with_headers(taken, "ETag", "Location", TOKEN, statuses=(201,)),
+        statuses=(201, 400, 409, 413, 415, 422),
+        content=state,
+        sent=dict.fromkeys(("ETag", "Location", TOKEN), (201,)),
         parameters=says.provenance_headers(local=local),
         body=says.entity_body(schemas, entity_type),
+        status_code=201,
     )
-    add_route(
-        *(router, "GET", f"{path}/{KEY}", read),
+    routes.add(
+        *("GET", f"{path}/{KEY}", read),
         name=f"read_{name}",
         summary=f"Read a {name} from the views",
-        responses=says.with_headers(found, "ETag", statuses=(200, 304)),
-        parameters=[*says.conditions()[1:], says.wait_for(), *says.past()],
+        statuses=(200, 304, 400, 404, 422, 504),
+        content=state,
+        sent={"ETag": (200, 304)},
+        parameters=[
+            says.KEY_IN_PATH,
+            *says.conditions()[1:],
+            says.wait_for(),
+            *says.past(),
+        ],
     )
-    return router
+    return routes.router
 
 
 def _append(

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterable
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
-from enum import Enum
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final
 from uuid import UUID
 
-from pydantic import (
-    BeforeValidator,
-    PlainValidator,
-    TypeAdapter,
-    ValidationError,
-    WrapValidator,
-)
-from pydantic.fields import FieldInfo
+from pydantic import TypeAdapter, ValidationError
 
 from everstate.changes import EntityType
-from everstate.changes.names import written_name
+from everstate.changes.fields import FieldTree, tree_of
 from everstate.changes.quoting import unquoted
 from everstate.changes.written import written_value
 from everstate.errors import InvalidQuery
 from everstate.sources.stores.store import Scalar
 
 # Not times: their JSON texts differ where the values are equal.
-_SCALARS: Final = (str, int, float, bool, Decimal, date, UUID, Enum)
+_SCALARS: Final = ("text", "integer", "float", "boolean", "decimal", "date")
 _READ_AS: Final = {
     bool: "boolean",
     int: "whole",
@@ -37,7 +28,6 @@ _READ_AS: Final = {
     UUID: "uuid",
 }
 """Types whose values pydantic also reads from texts of other values, or rounds."""
-_CONVERTING: Final = (BeforeValidator, PlainValidator, WrapValidator)
 RESERVED: Final = frozenset({"limit", "cursor"})
 """Names of a list's own parameters; a filter by an attribute with such a name has the prefix."""
 _PREFIX: Final = "state."
@@ -51,13 +41,15 @@ class Filters:
         self._entity = entity_type.name
         self._adapters: dict[str, TypeAdapter[Any]] = {}
         self._read_as: dict[str, str] = {}
-        for name, info in entity_type.model.model_fields.items():
-            shown = written_name(name, info)
-            if _is_scalar(info.annotation):
-                self._adapters[shown] = _adapter(info)
-                read_as = _read_as(info.annotation, info.metadata)
+        self._nullable = set[str]()
+        for each in tree_of(entity_type.model).fields:
+            if each.tree.type in _SCALARS:
+                self._adapters[each.written] = TypeAdapter(each.declared)
+                if each.takes_null:
+                    self._nullable.add(each.written)
+                read_as = _read_as(each.tree)
                 if read_as is not None:
-                    self._read_as[shown] = read_as
+                    self._read_as[each.written] = read_as
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,7 +89,7 @@ class Filters:
         adapter = self._adapters[name]
         if "\x00" in value:
             raise InvalidQuery(f"{name}: NUL characters are refused.")
-        given = unquoted(value, takes_null=_nullable(adapter))
+        given = unquoted(value, takes_null=name in self._nullable)
         try:
             if given is None:
                 return None
@@ -117,52 +109,12 @@ class Filters:
         return wanted
 
 
-def _adapter(info: FieldInfo) -> TypeAdapter[Any]:
-    """The field's type with its constraints."""
-    annotation: Any = info.annotation
-    return TypeAdapter(Annotated[annotation, *info.metadata] if info.metadata else annotation)
-
-
-def _nullable(adapter: TypeAdapter[Any]) -> bool:
-    try:
-        adapter.validate_python(None)
-    except ValidationError:
-        return False
-    return True
-
-
-def _read_as(annotation: Any, metadata: Iterable[Any]) -> str | None:
+def _read_as(tree: FieldTree) -> str | None:
     """How the texts of a field's values are read exactly; ``None``: only its own type reads them.
 
     A field that converts what is given says itself what a text means.
     """
-    if any(isinstance(each, _CONVERTING) for each in metadata):
+    kind = tree.annotation
+    if tree.has_own_rules or not isinstance(kind, type):
         return None
-    if get_origin(annotation) is Annotated:
-        inner, *more = get_args(annotation)
-        return _read_as(inner, more)
-    if (part := _optional(annotation)) is not None:
-        return _read_as(part, ())
-    if not isinstance(annotation, type):
-        return None
-    return next((cast for kind, cast in _READ_AS.items() if issubclass(annotation, kind)), None)
-
-
-def _optional(annotation: Any) -> Any:
-    """The type that may be None here; ``None``: there is none, or several."""
-    if get_origin(annotation) not in (Union, types.UnionType):
-        return None
-    parts = [part for part in get_args(annotation) if part is not type(None)]
-    return parts[0] if len(parts) == 1 else None
-
-
-def _is_scalar(annotation: Any) -> bool:
-    if get_origin(annotation) is Literal:
-        return True
-    if get_origin(annotation) is Annotated:
-        return _is_scalar(get_args(annotation)[0])
-    if (part := _optional(annotation)) is not None:
-        return _is_scalar(part)
-    if not isinstance(annotation, type) or issubclass(annotation, datetime):
-        return False
-    return issubclass(annotation, _SCALARS)
+    return next((cast for plain, cast in _READ_AS.items() if issubclass(kind, plain)), None)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
+
+from everstate.changes.fields import FieldTree, tree_of
 from everstate.errors import InvalidBody
 from everstate.http.masks import Mask, Path
 from everstate.sources.crud.patches import member_of
 
 
-def with_hidden(mask: Mask, model: Any, given: Any, stored: Any) -> Any:
+def with_hidden(mask: Mask, model: type[BaseModel], given: Any, stored: Any) -> Any:
     """The given state with the hidden fields that it lacks, as they are stored.
 
     Raises InvalidBody where no place tells which value belongs to which: in the objects of a list,
@@ -18,11 +21,13 @@ def with_hidden(mask: Mask, model: Any, given: Any, stored: Any) -> Any:
     """
     for path in mask.paths:
         if path:
-            given = _filled(mask.entity, path, (), model, given, stored)
+            given = _filled(mask.entity, path, (), tree_of(model), given, stored)
     return given
 
 
-def _filled(entity: str, path: Path, at: Path, kind: Any, given: Any, stored: Any) -> Any:
+def _filled(
+    entity: str, path: Path, at: Path, tree: FieldTree | None, given: Any, stored: Any
+) -> Any:
     if not path or not _has(stored, path):
         return given
     name, *inner = path
@@ -31,10 +36,10 @@ def _filled(entity: str, path: Path, at: Path, kind: Any, given: Any, stored: An
             return given
         reason = "has fields that this caller does not see; change the others with PATCH"
         raise InvalidBody(entity, ((".".join(at), reason),))
-    given = {member_of(kind, each).name: value for each, value in given.items()}
+    given = {member_of(tree, each).name: value for each, value in given.items()}
     if not inner:
         return given if name in given else {**given, name: stored[name]}
-    inside = member_of(kind, name).kind
+    inside = member_of(tree, name).tree
     filled = _filled(entity, tuple(inner), (*at, name), inside, given.get(name), stored[name])
     return {**given, name: filled}
 

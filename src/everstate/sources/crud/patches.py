@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import NoneType, UnionType
-from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
+from typing import Any, Final, NamedTuple
 
 import jsonpatch
-from pydantic import BaseModel, RootModel
 
+from everstate.changes.fields import FieldTree
 from everstate.changes.json_numbers import encode
-from everstate.changes.names import read_field, reads_any_name, written_name
 from everstate.errors import InvalidBody
 
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -23,18 +21,18 @@ _REASON_MAX: Final = 200
 """Maximum length of a reason: the library's reasons may quote the whole document."""
 
 
-def merge(target: Any, patch: Any, kind: Any = None) -> Any:
+def merge(target: Any, patch: Any, tree: FieldTree | None = None) -> Any:
     """Apply a merge patch: null removes a member, an object is merged, other values replace.
 
-    ``kind``: the model, or another annotation, of the target; ``None``: any JSON. A field of a
-    model that takes null gets null, and a name that the model does not have stays in the result
-    with null, so that the model refuses it.
+    ``tree``: what the target is; ``None``: any JSON. A field of a model that takes null gets null,
+    and a name that the model does not have stays in the result with null, so that the model
+    refuses it.
     """
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}
     for given, value in patch.items():
-        name, inner, takes_null = member_of(kind, given)
+        name, inner, takes_null = member_of(tree, given)
         if value is not None:
             merged[name] = merge(merged.get(name), value, inner)
         elif takes_null:
@@ -49,45 +47,22 @@ class Member(NamedTuple):
 
     name: str
     """Its name in a state."""
-    kind: Any
-    """Its annotation; ``None``: any JSON."""
+    tree: FieldTree | None
+    """``None``: any JSON."""
     takes_null: bool
     """Whether null is a value of it, or must be refused by the model."""
 
 
-def member_of(kind: Any, given: str) -> Member:
-    """The member that a name means in an object of this annotation."""
-    kinds = _kinds(kind)
-    models = [each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel)]
-    if len(models) != 1:
-        inner = [get_args(each)[-1] for each in kinds if get_origin(each) is dict]
-        return Member(given, inner[0] if inner else None, False)
-    (model,) = models
-    field = read_field(model, given)
-    if field is None:
-        return Member(given, None, not _may_remove(model, given))
-    info = model.model_fields[field]
-    takes_null = any(each in (None, NoneType, Any, object) for each in _kinds(info.annotation))
-    return Member(written_name(field, info), info.annotation, takes_null)
-
-
-def _kinds(annotation: Any) -> list[Any]:
-    """The annotations of which a value has one: the members of a union, the root of a RootModel."""
-    origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _kinds(parts[0])
-    if origin in (Union, UnionType):
-        return [kind for part in parts for kind in _kinds(part)]
-    if isinstance(annotation, type) and issubclass(annotation, RootModel):
-        return _kinds(annotation.model_fields["root"].annotation)
-    return [annotation]
-
-
-def _may_remove(model: type[BaseModel], name: str) -> bool:
-    """Whether null may remove a name that is no field of a model."""
-    computed = {name: info.alias or name for name, info in model.model_computed_fields.items()}
-    is_computed = name in {*computed, *computed.values()}
-    return is_computed or model.model_config.get("extra") == "allow" or reads_any_name(model)
+def member_of(tree: FieldTree | None, given: str) -> Member:
+    """The member that a name means in an object of this type."""
+    if tree is None or tree.model is None:
+        return Member(given, None if tree is None else tree.element, False)
+    field = next((each for each in tree.fields if given in each.read), None)
+    if field is not None:
+        return Member(field.written, field.tree, field.takes_null)
+    is_computed = any(given in each.names for each in tree.computed)
+    may_remove = is_computed or tree.keeps_unknown or tree.converts_input
+    return Member(given, None, not may_remove)
 
 
 def check_patch(entity: str, kind: str, patch: Any) -> None:

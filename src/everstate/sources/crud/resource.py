@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from tenacity import (
 )
 
 from everstate.changes import Kind
+from everstate.changes.fields import tree_of
 from everstate.changes.json_numbers import encode
 from everstate.changes.tokens import written_token
 from everstate.errors import (
@@ -155,9 +157,7 @@ class Resource:
             whole = self._model_of(key, self._whole(incoming, present)) if model is None else model
             return self._put(said, whole, version or 0, remember)
 
-        return self._once(
-            incoming, key, lambda remember: self._retried(key, lambda: attempt(remember))
-        )
+        return self._once(incoming, key, partial(self._retried, key, attempt))
 
     def patch(self, incoming: HttpRequest, key: str) -> HttpAnswer:
         """`PATCH`: a merge patch or a JSON Patch of the present state, by content type."""
@@ -183,9 +183,7 @@ class Resource:
             check_key(self.entity_type, key, model)
             return self._put(said, model, found.version, remember)
 
-        return self._once(
-            incoming, key, lambda remember: self._retried(key, lambda: attempt(remember))
-        )
+        return self._once(incoming, key, partial(self._retried, key, attempt))
 
     def delete(self, incoming: HttpRequest, key: str) -> HttpAnswer:
         """`DELETE`: 204; its version is kept, and continues if it is created again."""
@@ -201,9 +199,7 @@ class Resource:
             write = replace(said, expected_version=expected, once=once)
             return self._deleted(self.store.write(write))
 
-        return self._once(
-            incoming, key, lambda remember: self._retried(key, lambda: attempt(remember))
-        )
+        return self._once(incoming, key, partial(self._retried, key, attempt))
 
     def list(self, incoming: HttpRequest, parameters: Sequence[tuple[str, str]]) -> HttpAnswer:
         """`GET` of all: a page of entities by filters, with the cursor of the next one."""
@@ -234,7 +230,7 @@ class Resource:
     def _patched(self, kind: str, document: Any, patch: Any, mask: Mask) -> bytes:
         try:
             if kind == MERGE_PATCH:
-                return encode(merge(document, patch, self.entity_type.model))
+                return encode(merge(document, patch, tree_of(self.entity_type.model)))
             limit = self._message_bytes_max
             patched = apply_json_patch(self.name, document, patch, copied_bytes_max=limit)
             return encode(patched)
@@ -330,13 +326,15 @@ class Resource:
             raise IdempotencyKeyReused(str(incoming.idempotency_key))
         return read_kept(kept.answer)
 
-    def _retried(self, key: str, attempt: Callable[[], HttpAnswer]) -> HttpAnswer:
+    def _retried(
+        self, key: str, attempt: Callable[[Remember], HttpAnswer], remember: Remember
+    ) -> HttpAnswer:
         """Read and write again when another writer wrote in between.
 
         Raises PreconditionFailed when a condition of the request no longer holds.
         """
         try:
-            return _REPEATED(attempt)
+            return _REPEATED(attempt, remember)
         except RetryError as lost:
             said = f"{self.name} {key!r}: {_TRIES_MAX} attempts conflicted with other writers"
             said = f"{said}; nothing was written."

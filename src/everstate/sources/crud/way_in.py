@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -12,6 +11,7 @@ from everstate.changes import EntityType
 from everstate.changes.drift import Truth
 from everstate.declarations.source import Source
 from everstate.parts import PartRun
+from everstate.runtime.worker import Worker, part_of
 from everstate.sources.stores.store import Store
 from everstate.sources.way_in import Served, Serving, WayIn
 
@@ -84,16 +84,15 @@ class CassandraCrud(_Crud):
 
     def parts(self) -> Mapping[str, PartRun]:
         """The publisher alone."""
-        return {"publisher": self._publish}
+        return {"publisher": part_of(self._publisher)}
 
-    def _publish(self, stop: threading.Event) -> None:
+    def _publisher(self) -> Worker:
         from everstate.log.topics import Topics
         from everstate.sources.stores.cassandra import Publisher
 
         with Topics(self.config) as topics:
             topics.ensure(self.project.entities)
-        with Publisher(self.config, self.entity_types) as publisher:
-            publisher.run(stop)
+        return Publisher(self.config, self.entity_types)
 
     def truths(self) -> Mapping[str, Truth]:
         """The partitions of its entity types."""

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.changes.carrying import former_names
-from everstate.changes.unknown import takes_unknown
+from everstate.changes.unknown import refuses_unknown
 from everstate.errors import InvalidConfig, NotAllowed, NotRegistered
 from everstate.sources.stores.postgres.database import OutboxConnection
 from everstate.sources.stores.postgres.schema import (
@@ -106,7 +106,7 @@ class Installation:
                 bytes_max=sql.Literal(self.message_bytes_max),
                 ahead_hours=sql.Literal(self.ahead_hours),
                 shape=sql.Literal(json.dumps(each.shape)),
-                refuses_unknown=sql.Literal(takes_unknown(each.model).rule == "forbid"),
+                refuses_unknown=sql.Literal(refuses_unknown(each.model)),
                 former=sql.Literal(list(former_names(each.model, each.removed))),
             )
 

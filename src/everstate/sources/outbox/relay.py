@@ -14,14 +14,13 @@ import psycopg
 from prometheus_client import Counter, Gauge
 
 from everstate.changes import EntityType
-from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import EverstateError, RecordRefused, Unavailable
 from everstate.log.collector import collector_paused
 from everstate.log.publisher import OncePublisher, PublishedProgress, check_progress
 from everstate.log.skipping import skip_offsets
 from everstate.log.topics import TopicNames
-from everstate.retrying import until_stopped
+from everstate.runtime.worker import Worker
 from everstate.sources.outbox import marks, parked
 from everstate.sources.outbox.behind import check_store
 from everstate.sources.outbox.compose import (
@@ -56,8 +55,6 @@ _BATCH_BYTES_MAX: Final = 32 * 1_048_576
 WHOLE_BYTES_MAX: Final = 128 * 1_048_576
 """A larger source transaction is sent in parts, whatever its number of rows."""
 _IN_ALL: Final = "SELECT count(*) FROM everstate_store.outbox_pending WHERE xid = %s::xid8"
-_PAUSE_S: Final = 0.2
-_PAUSE_S_MAX: Final = 5.0
 _PUBLISH_S: Final = 30.0
 _OPEN_S: Final = 10.0
 _REPORT_EVERY_S: Final = 1.0
@@ -75,7 +72,7 @@ _RETRY_PAUSE: Final = 3.0
 """After a retry that fails, the relay waits this multiple of its duration before the next."""
 
 
-class Relay(Closing):
+class Relay(Worker):
     """Publishes the outbox of one store to `.changes` and `.state`.
 
     A batch consists of whole source transactions, in an order that keeps the versions of each key.
@@ -90,6 +87,9 @@ class Relay(Closing):
 
     One thread at a time; a second relay on the same store and prefix fences the first.
     """
+
+    doing = "the relay"
+    retry_s = (0.2, 5.0)
 
     def __init__(
         self,
@@ -113,6 +113,8 @@ class Relay(Closing):
         self._parts: dict[str, tuple[int, int]] = {}
         """Transactions that are sent in parts: number of changes in the log, and of all."""
         self._any_blocked = False
+        self._report_due = 0.0
+        self.idle_s = config.store.relay_poll_ms / 1000
         self._retry_due = 0.0
         """When the next blocked transaction may be retried (monotonic time)."""
         self._alarmed = False
@@ -129,7 +131,7 @@ class Relay(Closing):
             self._database = None
 
     def run(self, stop: threading.Event) -> None:
-        """Publish changes until ``stop`` is set, at least once; waits while a server is down.
+        """Publish changes until ``stop`` is set; waits while a server is down.
 
         Raises Fenced when another relay took over, LogTruncated when the log lost batches that
         were published, StoreBehindLog when the store was restored to an older state, and LogError
@@ -141,34 +143,14 @@ class Relay(Closing):
         )
         trimmer.start()
         try:
-            self._keep_moving(stop)
+            super().run(stop)
         finally:
             ended.set()
             trimmer.join()
 
-    def _keep_moving(self, stop: threading.Event) -> None:
-        next_report = 0.0
-
-        def step() -> int:
-            nonlocal next_report
-            moved = self.step()
-            now = time.monotonic()
-            if now >= next_report:
-                self._report()
-                next_report = now + _REPORT_EVERY_S
-            return moved
-
-        again = until_stopped(
-            step,
-            stop,
-            waiting="relay waits",
-            log=logger,
-            passes=lambda error: isinstance(error, Unavailable),
-            pause_s=_PAUSE_S,
-            pause_s_max=_PAUSE_S_MAX,
-        )
-        while not stop.wait(0.0 if again() else self._idle_s):
-            pass
+    def may_pass(self, error: EverstateError) -> bool:
+        """Only of a server that is down."""
+        return isinstance(error, Unavailable)
 
     def step(self) -> int:
         """Publish one batch; returns its number of changes, 0 when there is nothing to publish.
@@ -178,15 +160,15 @@ class Relay(Closing):
         doing = f"relay {self.name}"
         try:
             with collector_paused(), translated(self._config.store_dsn, doing):
-                return self._advance(self._opened())
+                database = self._opened()
+                moved = self._advance(database)
+                if time.monotonic() >= self._report_due:
+                    self._report()
+                    self._report_due = time.monotonic() + _REPORT_EVERY_S
+                return moved
         except Unavailable:
             self.close()
             raise
-
-    @property
-    def _idle_s(self) -> float:
-        """Seconds between two steps while there is nothing to publish."""
-        return self._config.store.relay_poll_ms / 1000
 
     def _advance(self, database: OutboxConnection) -> int:
         """Publish one batch of the pending rows of the outbox."""
@@ -424,9 +406,8 @@ class Relay(Closing):
         parked.block(database, refused, reason, self._retry_s)
 
     def _report(self) -> None:
-        with translated(self._config.store_dsn, f"relay {self.name}"):
-            oldest_s = marks.oldest_unpublished_s(self._connected()) or 0.0
-            blocked = parked.count_blocked(self._connected()) if self._any_blocked else 0
+        oldest_s = marks.oldest_unpublished_s(self._connected()) or 0.0
+        blocked = parked.count_blocked(self._connected()) if self._any_blocked else 0
         OLDEST.set(oldest_s)
         BLOCKED.set(blocked)
         if oldest_s > _ALARM_S and not self._alarmed:

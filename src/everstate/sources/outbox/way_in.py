@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from everstate.changes import EntityType
 from everstate.parts import PartRun
+from everstate.runtime.worker import Worker, part_of
 from everstate.sources.way_in import WayIn
 
 if TYPE_CHECKING:
@@ -36,17 +36,16 @@ class OutboxRelay(WayIn):
 
     def parts(self) -> Mapping[str, PartRun]:
         """The relay alone."""
-        return {"relay": self._relay}
+        return {"relay": part_of(self._relay)}
 
-    def _relay(self, stop: threading.Event) -> None:
+    def _relay(self) -> Worker:
         from everstate.log.topics import Topics
         from everstate.sources.outbox import Relay
 
         # The pipeline creates them too, but Spark takes long to start, and the relay need not wait.
         with Topics(self.config) as topics:
             topics.ensure(self.project.entities)
-        with Relay(self.config, self.entity_types) as relay:
-            relay.run(stop)
+        return Relay(self.config, self.entity_types)
 
     def move(self, bound: Bound) -> Moved:
         """Publish the outbox to these changelogs, also entity types that were published before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 import msgspec
@@ -14,9 +14,9 @@ from pydantic import BaseModel, TypeAdapter
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
 from everstate.changes.codec import check_names, check_provenance, event_json
 from everstate.changes.entity import holds_nul
+from everstate.changes.fields import tree_of
 from everstate.changes.keys import check_key
 from everstate.changes.moments import all_with_minutes, check_moment, with_minutes
-from everstate.changes.names import written_name
 from everstate.changes.values import UNSTORABLE, may_hold_unstorable, storable
 from everstate.errors import ChangeTooLarge, InvalidChange, NotFound, VersionConflict
 from everstate.sources.stores.store import GivenEntity, OneOrEach, Scalar, T, Write
@@ -209,11 +209,10 @@ def shown_for_missing(model: type[BaseModel], equal: Mapping[str, Scalar]) -> di
     What a function makes is left out: no two readers need see the same.
     """
     found: dict[str, Scalar] = {}
-    for name, info in model.model_fields.items():
-        shown = written_name(name, info)
-        if shown not in equal or info.is_required() or info.default_factory is not None:
+    for each in tree_of(model).fields:
+        info = each.info
+        if each.written not in equal or info is None or info.is_required() or info.default_factory:
             continue
-        annotation: Any = info.annotation
-        kind: Any = Annotated[annotation, *info.metadata] if info.metadata else annotation
-        found[shown] = TypeAdapter(kind).dump_python(info.default, mode="json", warnings=False)
+        shown = TypeAdapter(each.declared).dump_python(info.default, mode="json", warnings=False)
+        found[each.written] = shown
     return found

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from everstate.views.control.requests import QUERY as QUERY
     from everstate.views.control.requests import RECOMPUTE as RECOMPUTE
     from everstate.views.control.requests import Request as Request
-    from everstate.views.control.schema import Connection as Connection
     from everstate.views.control.statuses import ViewStatuses as ViewStatuses
     from everstate.views.control.verdicts import WaitingKey as WaitingKey
 
@@ -40,7 +39,6 @@ __getattr__ = loader(
             "ViewVersion",
         ),
         "everstate.views.control.requests": ("QUERY", "RECOMPUTE", "Request"),
-        "everstate.views.control.schema": ("Connection",),
         "everstate.views.control.statuses": ("ViewStatuses",),
         "everstate.views.control.verdicts": ("WaitingKey",),
     },

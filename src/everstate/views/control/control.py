@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import psycopg
 
 from everstate.config import Config
+from everstate.postgres import Connection, connect
 from everstate.views.control.dead_letters import DeadLetterTable
 from everstate.views.control.requests import Requests
-from everstate.views.control.schema import Connection
 from everstate.views.control.statuses import ViewStatuses
 from everstate.views.control.verdicts import Verdicts
 from everstate.views.database import connect_views, views_errors
@@ -26,7 +26,7 @@ class Control(ViewStatuses, Verdicts, DeadLetterTable, Requests):
 @contextmanager
 def opened_control(config: Config) -> Iterator[Control]:
     """The control tables through a connection for the block; raises Unavailable."""
-    with views_errors(config.views_dsn), connect_views(config.views_dsn) as connection:
+    with connect_views(config.views_dsn) as connection:
         yield Control(connection, config.views.schema_name)
 
 
@@ -43,7 +43,7 @@ class ControlConnection:
         with views_errors(self._config.views_dsn):
             try:
                 if self._connection is None or self._connection.closed:
-                    self._connection = connect_views(self._config.views_dsn)
+                    self._connection = connect(self._config.views_dsn)
                 yield Control(self._connection, self._config.views.schema_name)
             except psycopg.OperationalError:
                 self.close()

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from psycopg import sql
-
 from everstate.views.control.schema import Schema
 
 _COLUMNS: Final = (
@@ -44,16 +42,13 @@ class DeadLetterTable(Schema):
 
     def views_id(self) -> UUID:
         """The id of this views database; batch numbers are only valid together with it."""
-        query = sql.SQL("SELECT views_id FROM {}").format(self.table("identity"))
-        row = self.connection.execute(query).fetchone()
-        assert row is not None
-        found: UUID = row[0]
+        found: UUID = self.value("SELECT views_id FROM {identity}")
         return found
 
     def numbered(self) -> list[DeadChange]:
         """All dead changes of the oldest numbered batch that is not known to be published."""
         return self._read_dead(
-            "batch = (SELECT min(batch) FROM {table} WHERE published_at IS NULL) "
+            "batch = (SELECT min(batch) FROM {dead} WHERE published_at IS NULL) "
             "AND published_at IS NULL ORDER BY id",
         )
 
@@ -64,40 +59,33 @@ class DeadLetterTable(Schema):
 
     def last_batch(self) -> int:
         """Highest batch number that was assigned, 0 before the first."""
-        query = sql.SQL("SELECT coalesce(max(batch), 0) FROM {}").format(self.table("dead"))
-        row = self.connection.execute(query).fetchone()
-        assert row is not None
-        return int(row[0])
+        return int(self.value("SELECT coalesce(max(batch), 0) FROM {dead}"))
 
     def number(self, batch: int, ids: Sequence[int]) -> None:
         """Put dead changes into a numbered batch, before it is published."""
-        query = sql.SQL("UPDATE {} SET batch = %s WHERE id = ANY(%s)").format(self.table("dead"))
-        self.connection.execute(query, (batch, list(ids)))
+        self.run("UPDATE {dead} SET batch = %s WHERE id = ANY(%s)", (batch, list(ids)))
 
     def dissolve(self, batch: int) -> None:
         """Dissolve a batch that the log refused; its changes have no number again."""
-        query = sql.SQL("UPDATE {} SET batch = NULL WHERE batch = %s AND published_at IS NULL")
-        self.connection.execute(query.format(self.table("dead")), (batch,))
+        query = "UPDATE {dead} SET batch = NULL WHERE batch = %s AND published_at IS NULL"
+        self.run(query, (batch,))
 
     def mark_published(self, batch: int) -> int:
         """Mark a batch as published; returns how many changes it had."""
-        query = sql.SQL(
-            "UPDATE {} SET published_at = now() WHERE batch = %s AND published_at IS NULL"
-        ).format(self.table("dead"))
-        return self.connection.execute(query, (batch,)).rowcount
+        query = "UPDATE {dead} SET published_at = now() WHERE batch = %s AND published_at IS NULL"
+        return self.run(query, (batch,)).rowcount
 
     def mark_refused(self, dead: int, reason: str) -> None:
         """Mark a dead change that the log refuses: it stays in the table, with both reasons."""
-        query = sql.SQL(
-            "UPDATE {} SET published_at = now(), reason = reason || '; not sent: ' || %s "
-            "WHERE id = %s"
-        ).format(self.table("dead"))
-        self.connection.execute(query, (reason, dead))
+        self.run(
+            "UPDATE {dead} SET published_at = now(), reason = reason || '; not sent: ' || %s "
+            "WHERE id = %s",
+            (reason, dead),
+        )
 
     def _read_dead(self, condition: str, *parameters: Any) -> list[DeadChange]:
-        query = sql.SQL("SELECT " + _COLUMNS + " FROM {table} WHERE " + condition)
         found = []
-        for row in self.connection.execute(query.format(table=self.table("dead")), parameters):
+        for row in self.run("SELECT " + _COLUMNS + " FROM {dead} WHERE " + condition, parameters):
             place, names, values, batch = row[:9], row[9], row[10], row[11]
             headers = tuple(zip(names, values, strict=True))
             found.append(DeadChange(*(*place, headers, batch)))

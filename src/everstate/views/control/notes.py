@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from psycopg import sql
-
 from everstate.log.positions import Range
 from everstate.views.control.schema import Schema
 from everstate.views.tables import CORE_FINGERPRINT, Core
@@ -67,8 +65,6 @@ class Notes(Schema):
         one statement, so that the exceptions are complete up to the position (V1). A partition
         without a position is left out. Cost: one round trip; each exception is found by an index.
         """
-        tables = ("position", "dead", "held", "duplicate")
-        query = sql.SQL(_JUDGED).format(**{name: self.table(name) for name in tables})
         parameters: dict[str, Any] = {
             "partitions": list(wanted),
             "starts": [span.start for span in wanted.values()],
@@ -80,7 +76,7 @@ class Notes(Schema):
             "fingerprint": CORE_FINGERPRINT,
         }
         found: dict[int, dict[str, list[tuple[int, int]]]] = {}
-        for partition, what, first, second in self.connection.execute(query, parameters):
+        for partition, what, first, second in self.run(_JUDGED, parameters):
             found.setdefault(partition, defaultdict(list))[what].append((first, second))
         return {partition: _judged(notes) for partition, notes in found.items()}
 
@@ -88,11 +84,11 @@ class Notes(Schema):
         self, entity: str, generation: int, partition: int, offsets: Sequence[int]
     ) -> set[int]:
         """Which of these offsets have a record that could not be read or applied."""
-        query = sql.SQL(
-            'SELECT "offset" FROM {} WHERE entity = %s AND generation = %s AND partition = %s '
-            'AND "offset" = ANY(%s)'
-        ).format(self.table("dead"))
-        rows = self.connection.execute(query, (entity, generation, partition, list(offsets)))
+        rows = self.run(
+            'SELECT "offset" FROM {dead} WHERE entity = %s AND generation = %s AND partition = %s '
+            'AND "offset" = ANY(%s)',
+            (entity, generation, partition, list(offsets)),
+        )
         return {offset for (offset,) in rows}
 
 

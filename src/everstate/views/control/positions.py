@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from psycopg import sql
-
 from everstate.views.control.schema import Schema
 from everstate.views.tables import CORE_FINGERPRINT, Core, KeptTable, Vector, latest_of
 
@@ -51,20 +49,22 @@ class Positions(Schema):
 
     def positions(self, entity: str | None = None) -> list[ViewPosition]:
         """Positions of all versions of views, of one entity type or of all, in order."""
-        query = sql.SQL(
-            "SELECT view, version, entity, generation, partition, next_offset, updated_at FROM {} "
-            "WHERE %(entity)s::text IS NULL OR entity = %(entity)s "
-            "ORDER BY view, version, generation, partition"
-        ).format(self.table("position"))
-        return [ViewPosition(*row) for row in self.connection.execute(query, {"entity": entity})]
+        rows = self.run(
+            "SELECT view, version, entity, generation, partition, next_offset, updated_at "
+            "FROM {position} WHERE %(entity)s::text IS NULL OR entity = %(entity)s "
+            "ORDER BY view, version, generation, partition",
+            {"entity": entity},
+        )
+        return [ViewPosition(*row) for row in rows]
 
     def vector(self, view: str, version: int, generation: int = 1) -> dict[int, int]:
         """Positions of one version of a view by partition; empty: it has none."""
-        query = sql.SQL(
-            "SELECT partition, next_offset FROM {} "
-            "WHERE view = %s AND version = %s AND generation = %s ORDER BY partition"
-        ).format(self.table("position"))
-        return dict(self.connection.execute(query, (view, version, generation)).fetchall())
+        rows = self.run(
+            "SELECT partition, next_offset FROM {position} "
+            "WHERE view = %s AND version = %s AND generation = %s ORDER BY partition",
+            (view, version, generation),
+        )
+        return dict(rows.fetchall())
 
     def core_vector(self, entity: str, generation: int = 1) -> dict[int, int]:
         """Positions of the core of an entity type."""
@@ -75,45 +75,38 @@ class Positions(Schema):
         self.open_positions(
             latest_of(entity), 1, entity, CORE_FINGERPRINT, dict.fromkeys(partitions, 0), generation
         )
-        with self.connection.cursor() as cursor:
-            cursor.executemany(
-                sql.SQL(
-                    "INSERT INTO {} (entity, generation, partition) VALUES (%s, %s, %s) "
-                    "ON CONFLICT DO NOTHING"
-                ).format(self.table("counters")),
-                [(entity, generation, partition) for partition in partitions],
-            )
+        self.run_each(
+            "INSERT INTO {counters} (entity, generation, partition) VALUES (%s, %s, %s) "
+            "ON CONFLICT DO NOTHING",
+            [(entity, generation, partition) for partition in partitions],
+        )
 
     def open_positions(
         self, view: str, version: int, entity: str, fingerprint: str, vector: Vector,
         generation: int = 1,
     ) -> None:  # fmt: skip
         """Create positions of a version of a view; existing ones stay."""
-        with self.connection.cursor() as cursor:
-            cursor.executemany(
-                sql.SQL(
-                    "INSERT INTO {} (view, version, entity, generation, partition, next_offset, "
-                    "fingerprint) VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
-                ).format(self.table("position")),
-                [
-                    (view, version, entity, generation, partition, offset, fingerprint)
-                    for partition, offset in vector.items()
-                ],
-            )
+        self.run_each(
+            "INSERT INTO {position} (view, version, entity, generation, partition, next_offset, "
+            "fingerprint) VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            [
+                (view, version, entity, generation, partition, offset, fingerprint)
+                for partition, offset in vector.items()
+            ],
+        )
 
     def close_positions(self, view: str, version: int) -> None:
         """Delete a version's positions and deferred changes: it is not kept any more."""
-        query = sql.SQL("DELETE FROM {} WHERE view = %s AND version = %s")
-        for table in ("position", "deferred"):
-            self.connection.execute(query.format(self.table(table)), (view, version))
+        for table in ("{position}", "{deferred}"):
+            self.run(f"DELETE FROM {table} WHERE view = %s AND version = %s", (view, version))
 
     def hold_view(self, table: KeptTable, generation: int, partition: int) -> bool:
         """Lock a view's position until the transaction ends; returns whether it is of this plan."""
-        query = sql.SQL(
-            "SELECT FROM {} WHERE " + _PLACE + " AND fingerprint = %s FOR UPDATE"
-        ).format(self.table("position"))
-        place = (table.view, table.version, generation, partition, table.fingerprint)
-        return self.connection.execute(query, place).fetchone() is not None
+        found = self.run(
+            "SELECT FROM {position} WHERE " + _PLACE + " AND fingerprint = %s FOR UPDATE",
+            (table.view, table.version, generation, partition, table.fingerprint),
+        )
+        return found.rowcount == 1
 
     def take_view(
         self, table: KeptTable, generation: int, partition: int, start: int, end: int
@@ -123,17 +116,18 @@ class Positions(Schema):
         A version that moves by itself was behind its core, so the record that it has caught up is
         cleared: readers whose snapshots began meanwhile would see older rows under it (V13).
         """
-        query = sql.SQL(
-            "WITH moved AS (UPDATE {} SET next_offset = %s, updated_at = now() "
+        place = (table.view, table.version, generation, partition)
+        moved = self.run(
+            "WITH moved AS (UPDATE {position} SET next_offset = %s, updated_at = now() "
             "WHERE "
             + _PLACE
             + " AND next_offset = %s AND fingerprint = %s RETURNING view, version), "
-            "lagged AS (UPDATE {} AS row SET met_at = NULL FROM moved WHERE row.name = moved.view "
-            "AND row.version = moved.version AND row.met_at IS NOT NULL) SELECT FROM moved"
-        ).format(self.table("position"), self.table("view"))
-        place = (table.view, table.version, generation, partition)
-        values = (end, *place, start, table.fingerprint)
-        return self.connection.execute(query, values).fetchone() is not None
+            "lagged AS (UPDATE {view} AS row SET met_at = NULL FROM moved "
+            "WHERE row.name = moved.view "
+            "AND row.version = moved.version AND row.met_at IS NOT NULL) SELECT FROM moved",
+            (end, *place, start, table.fingerprint),
+        )
+        return moved.rowcount == 1
 
     def core_position(
         self, core: Core, partition: int, *, hold: bool = False, waits: bool = True
@@ -142,16 +136,15 @@ class Positions(Schema):
 
         ``None``: there is none, or the core moves it just now and ``waits`` is false.
         """
-        query = sql.SQL(
-            "SELECT next_offset FROM {} WHERE "
+        position: int | None = self.value(
+            "SELECT next_offset FROM {position} WHERE "
             + _PLACE
             + " AND fingerprint = %s"
             + (" FOR SHARE" if hold else "")
-            + (" SKIP LOCKED" if hold and not waits else "")
-        ).format(self.table("position"))
-        place = (core.view, core.version, core.generation, partition, CORE_FINGERPRINT)
-        row = self.connection.execute(query, place).fetchone()
-        return None if row is None else int(row[0])
+            + (" SKIP LOCKED" if hold and not waits else ""),
+            (core.view, core.version, core.generation, partition, CORE_FINGERPRINT),
+        )
+        return position
 
     def advance(self, core: Core, ranges: Mapping[int, Range]) -> None:
         """Move the core, and the riders at its position, past ranges without records (V8).
@@ -159,21 +152,19 @@ class Positions(Schema):
         Only for ranges in which the log served no record (C12). Ranges that begin past the position
         change nothing.
         """
-        query = sql.SQL(
+        self.run(
             "WITH wanted AS (SELECT * FROM unnest(%s::int[], %s::bigint[], %s::bigint[]) "
             "AS wanted(partition, from_offset, to_offset)), "
-            "before AS (SELECT partition, next_offset FROM {0} JOIN wanted USING (partition) "
-            "WHERE view = %s AND version = %s AND generation = %s AND fingerprint = %s "
-            "AND next_offset >= from_offset AND next_offset < to_offset FOR UPDATE) "
-            "UPDATE {0} AS place SET next_offset = wanted.to_offset, updated_at = now() "
+            "before AS (SELECT partition, next_offset FROM {position} "
+            "JOIN wanted USING (partition) WHERE view = %s AND version = %s AND generation = %s "
+            "AND fingerprint = %s AND next_offset >= from_offset AND next_offset < to_offset "
+            "FOR UPDATE) "
+            "UPDATE {position} AS place SET next_offset = wanted.to_offset, updated_at = now() "
             "FROM wanted JOIN before USING (partition) WHERE place.entity = %s "
             "AND place.generation = %s AND place.partition = wanted.partition "
             "AND place.next_offset = before.next_offset AND (place.view = %s "
             "OR (place.view, place.version, place.fingerprint) IN ("
-            "SELECT * FROM unnest(%s::text[], %s::int[], %s::text[])))"
-        ).format(self.table("position"))
-        self.connection.execute(
-            query,
+            "SELECT * FROM unnest(%s::text[], %s::int[], %s::text[])))",
             (
                 list(ranges),
                 [given.start for given in ranges.values()],
@@ -188,11 +179,11 @@ class Positions(Schema):
 
     def counters(self, entity: str) -> Counters:
         """The counters of an entity type, summed over its partitions."""
-        query = sql.SQL(
+        rows = self.run(
             "SELECT coalesce(sum(applied), 0)::bigint, coalesce(sum(duplicate), 0)::bigint, "
             "coalesce(sum(held), 0)::bigint, coalesce(sum(dead), 0)::bigint "
-            "FROM {} WHERE entity = %s"
-        ).format(self.table("counters"))
-        row = self.connection.execute(query, (entity,)).fetchone()
-        assert row is not None
+            "FROM {counters} WHERE entity = %s",
+            (entity,),
+        )
+        (row,) = rows
         return Counters(*row)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from everstate.views.control.schema import Schema
@@ -16,6 +15,9 @@ RECOMPUTE: Final = "recompute"
 """Verb of a request for proofs: ``names`` (``None``: all views), ``promote``."""
 QUERY: Final = "query"
 """Verb of a request for a past view: ``view``, and the ``moment``."""
+
+
+_COLUMNS: Final = "id, verb, arguments, state, answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,56 +36,50 @@ class Requests(Schema):
 
     def ask(self, verb: str, arguments: Mapping[str, Any]) -> UUID:
         """Add a request to the pipeline; returns its id."""
-        query = sql.SQL("INSERT INTO {} (verb, arguments) VALUES (%s, %s) RETURNING id")
-        row = self.connection.execute(
-            query.format(self.table("request")), (verb, Jsonb(dict(arguments)))
-        ).fetchone()
-        assert row is not None
-        found: UUID = row[0]
+        query = "INSERT INTO {request} (verb, arguments) VALUES (%s, %s) RETURNING id"
+        found: UUID = self.value(query, (verb, Jsonb(dict(arguments))))
         return found
 
     def request(self, id_: UUID) -> Request | None:
         """A request with its present state and answer; ``None``: it does not exist."""
-        query = sql.SQL("SELECT id, verb, arguments, state, answer FROM {} WHERE id = %s")
-        row = self.connection.execute(query.format(self.table("request")), (id_,)).fetchone()
+        row = self.run("SELECT " + _COLUMNS + " FROM {request} WHERE id = %s", (id_,)).fetchone()
         return None if row is None else Request(*row)
 
     def take_request(self) -> Request | None:
         """Take the oldest untaken request; ``None``: there is none."""
-        query = sql.SQL(
-            "UPDATE {0} SET state = 'taken', changed_at = now() WHERE id = ("
-            "SELECT id FROM {0} WHERE state = 'asked' ORDER BY asked_at "
-            "LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id, verb, arguments, state, answer"
-        ).format(self.table("request"))
-        row = self.connection.execute(query).fetchone()
+        row = self.run(
+            "UPDATE {request} SET state = 'taken', changed_at = now() WHERE id = ("
+            "SELECT id FROM {request} WHERE state = 'asked' ORDER BY asked_at "
+            "LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING " + _COLUMNS
+        ).fetchone()
         return None if row is None else Request(*row)
 
     def ask_again(self) -> None:
         """Return the requests that an ended pipeline had taken to the state ``asked``."""
-        query = sql.SQL("UPDATE {} SET state = 'asked', answer = NULL WHERE state = 'taken'")
-        self.connection.execute(query.format(self.table("request")))
+        self.run("UPDATE {request} SET state = 'asked', answer = NULL WHERE state = 'taken'")
 
     def answer(self, id_: UUID, state: str, answer: Mapping[str, Any]) -> bool:
         """Store the progress or the end of a request; false when it was cancelled meanwhile."""
-        query = sql.SQL(
-            "UPDATE {} SET state = %s, answer = %s, changed_at = now() "
-            "WHERE id = %s AND state = 'taken'"
-        ).format(self.table("request"))
-        values = (state, Jsonb(dict(answer)), id_)
-        return self.connection.execute(query, values).rowcount == 1
+        done = self.run(
+            "UPDATE {request} SET state = %s, answer = %s, changed_at = now() "
+            "WHERE id = %s AND state = 'taken'",
+            (state, Jsonb(dict(answer)), id_),
+        )
+        return done.rowcount == 1
 
     def cancel_request(self, id_: UUID) -> bool:
         """Cancel a request; false when it has ended."""
-        query = sql.SQL(
-            "UPDATE {} SET state = 'cancelled', changed_at = now() "
-            "WHERE id = %s AND state IN ('asked', 'taken')"
-        ).format(self.table("request"))
-        return self.connection.execute(query, (id_,)).rowcount == 1
+        done = self.run(
+            "UPDATE {request} SET state = 'cancelled', changed_at = now() "
+            "WHERE id = %s AND state IN ('asked', 'taken')",
+            (id_,),
+        )
+        return done.rowcount == 1
 
     def forget_requests(self, hours: float) -> None:
         """Delete requests that ended more than so many hours ago."""
-        query = sql.SQL(
-            "DELETE FROM {} WHERE state IN ('done', 'failed', 'cancelled') "
-            "AND changed_at < now() - make_interval(secs => %s)"
-        ).format(self.table("request"))
-        self.connection.execute(query, (hours * 3600,))
+        self.run(
+            "DELETE FROM {request} WHERE state IN ('done', 'failed', 'cancelled') "
+            "AND changed_at < now() - make_interval(secs => %s)",
+            (hours * 3600,),
+        )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import psycopg
 from psycopg import sql
 
 from everstate.errors import LogIdentityChanged, NoViews, ViewStoreError
+from everstate.postgres import Connection
 
 if TYPE_CHECKING:
     # A process that only reads does not need Kafka's client.
     from everstate.log.topics import TopicIdentity
 
-Connection = psycopg.Connection[Any]
+StatementValues: TypeAlias = Sequence[Any] | Mapping[str, Any]
+"""Parameters of a statement."""
 
 _DDL: Final = """
 CREATE TABLE IF NOT EXISTS {s}.position (
@@ -91,6 +95,7 @@ CREATE TABLE IF NOT EXISTS {s}.identity (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), views_id uuid NOT NULL);
 INSERT INTO {s}.identity (views_id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
 """
+_TABLES: Final = tuple(re.findall(r"CREATE TABLE IF NOT EXISTS {s}\.(\w+)", _DDL))
 # Both are compressed already, or do not become smaller.
 _STORED_AS_IT_IS: Final = """
 ALTER TABLE {s}.deferred ALTER COLUMN rows SET STORAGE EXTERNAL,
@@ -111,6 +116,24 @@ class Schema:
 
     def __init__(self, connection: Connection, schema_name: str) -> None:
         self.connection, self.schema_name = connection, schema_name
+
+    def run(self, text: str, values: StatementValues | None = None) -> psycopg.Cursor[Any]:
+        """Run a statement; a name in braces is a control table: `SELECT … FROM {position}`."""
+        return self.connection.execute(self.statement(text), values)
+
+    def run_each(self, text: str, rows: Iterable[StatementValues]) -> None:
+        """Run a statement once for each row of values, in few round trips."""
+        with self.connection.cursor() as cursor:
+            cursor.executemany(self.statement(text), rows)
+
+    def statement(self, text: str) -> sql.Composed:
+        """A statement with the names of the control tables in the place of those in braces."""
+        return _statement(self.schema_name, text)
+
+    def value(self, text: str, values: StatementValues | None = None) -> Any:
+        """The first column of the first row that a statement gives; ``None``: it gives no row."""
+        row = self.run(text, values).fetchone()
+        return None if row is None else row[0]
 
     def install(self) -> None:
         """Create the schema and the control tables; idempotent, and safe for concurrent calls.
@@ -147,7 +170,7 @@ class Schema:
         """
         number = (f"everstate {self.schema_name} {name}",)
         query = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
-        (is_mine,) = self.connection.execute(query, number).fetchone() or (False,)
+        is_mine = bool(self.value(query, number))
         try:
             yield is_mine
         finally:
@@ -162,8 +185,7 @@ class Schema:
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
             "AND (classid::bigint << 32) | objid::bigint = hashtextextended(%s, 0))"
         )
-        row = self.connection.execute(query, (f"everstate {self.schema_name} {name}",)).fetchone()
-        return row is not None and bool(row[0])
+        return bool(self.value(query, (f"everstate {self.schema_name} {name}",)))
 
     def check_topic_identity(
         self, entity: str, topic: str, found: TopicIdentity, generation: int = 1
@@ -182,12 +204,12 @@ class Schema:
             self.lock_installing()
             stored = self.stored_topics(entity, generation)
             if not stored:
-                query = sql.SQL(
-                    "INSERT INTO {} (topic, cluster_id, topic_id, partitions, entity, generation) "
-                    "VALUES (%s, %s, %s, %s, %s, %s)"
-                ).format(self.table("topic_identity"))
                 ids = (found.cluster_id, found.topic_id, found.partitions)
-                self.connection.execute(query, (topic, *ids, entity, generation))
+                self.run(
+                    "INSERT INTO {topic_identity} (topic, cluster_id, topic_id, partitions, "
+                    "entity, generation) VALUES (%s, %s, %s, %s, %s, %s)",
+                    (topic, *ids, entity, generation),
+                )
         for name, identity in stored.items():
             if name != topic:
                 raise LogIdentityChanged(
@@ -200,11 +222,11 @@ class Schema:
         """The topic of an entity type's positions; more than one topic: positions were mixed."""
         from everstate.log.topics import TopicIdentity
 
-        query = sql.SQL(
-            "SELECT topic, cluster_id, topic_id, partitions FROM {} "
-            "WHERE entity = %s AND generation = %s ORDER BY topic"
-        ).format(self.table("topic_identity"))
-        rows = self.connection.execute(query, (entity, generation)).fetchall()
+        rows = self.run(
+            "SELECT topic, cluster_id, topic_id, partitions FROM {topic_identity} "
+            "WHERE entity = %s AND generation = %s ORDER BY topic",
+            (entity, generation),
+        )
         return {topic: TopicIdentity(*identity) for topic, *identity in rows}
 
     def table(self, name: str) -> sql.Identifier:
@@ -230,3 +252,10 @@ class Schema:
     def _has(self, table: str, column: str) -> bool:
         row = self.connection.execute(_COLUMN, (self.schema_name, table, column)).fetchone()
         return row is not None
+
+
+@lru_cache(maxsize=1024)
+def _statement(schema_name: str, text: str) -> sql.Composed:
+    """A statement, made once for each schema."""
+    tables = {name: sql.Identifier(schema_name, name) for name in _TABLES}
+    return sql.SQL(text).format(**tables)

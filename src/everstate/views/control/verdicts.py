@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Final
 
 import pyarrow as pa
-from psycopg import sql
 
 from everstate.errors import DataLoss, HeldOverflow
 from everstate.log.positions import Range
+from everstate.postgres import Connection
 from everstate.views.control.notes import Notes
-from everstate.views.control.schema import Connection, Schema
+from everstate.views.control.schema import Schema
 from everstate.views.core import Applied, Held
 from everstate.views.gate import CONFLICT, HeldRow
 from everstate.views.misfits import MisfitCount
@@ -51,67 +51,64 @@ class CoreTables(Schema):
 
     def take(self, start: int, end: int) -> bool:
         """Compare and swap the core's position (C11); returns whether it was at ``start``."""
-        query = sql.SQL(
-            "UPDATE {} SET next_offset = %s, updated_at = now() WHERE view = %s AND version = %s "
-            "AND generation = %s AND partition = %s AND next_offset = %s AND fingerprint = %s"
-        ).format(self.table("position"))
         place = (self.core.view, self.core.version, self.core.generation, self.partition)
-        values = (end, *place, start, CORE_FINGERPRINT)
-        return self.connection.execute(query, values).rowcount == 1
+        moved = self.run(
+            "UPDATE {position} SET next_offset = %s, updated_at = now() WHERE view = %s "
+            "AND version = %s AND generation = %s AND partition = %s AND next_offset = %s "
+            "AND fingerprint = %s",
+            (end, *place, start, CORE_FINGERPRINT),
+        )
+        return moved.rowcount == 1
 
     def take_riders(self, riders: Sequence[KeptTable], start: int, end: int) -> set[str]:
         """Move the riders whose position is ``start``; returns the names of their tables.
 
         A rider whose position a trailing step has locked is skipped, without waiting.
         """
-        query = sql.SQL(
-            "WITH mine AS (SELECT place.ctid FROM {0} AS place "
-            "JOIN unnest(%s::text[], %s::int[], %s::text[]) AS wanted(view, version, fingerprint) "
-            "USING (view, version, fingerprint) "
-            "WHERE generation = %s AND partition = %s AND next_offset = %s "
-            "FOR UPDATE OF place SKIP LOCKED) "
-            "UPDATE {0} AS place SET next_offset = %s, updated_at = now() FROM mine "
-            "WHERE place.ctid = mine.ctid RETURNING place.view, place.version"
-        ).format(self.table("position"))
         lists = (
             [table.view for table in riders],
             [table.version for table in riders],
             [table.fingerprint for table in riders],
         )
-        rows = self.connection.execute(query, (*lists, *self._place[1:], start, end))
+        rows = self.run(
+            "WITH mine AS (SELECT place.ctid FROM {position} AS place "
+            "JOIN unnest(%s::text[], %s::int[], %s::text[]) AS wanted(view, version, fingerprint) "
+            "USING (view, version, fingerprint) "
+            "WHERE generation = %s AND partition = %s AND next_offset = %s "
+            "FOR UPDATE OF place SKIP LOCKED) "
+            "UPDATE {position} AS place SET next_offset = %s, updated_at = now() FROM mine "
+            "WHERE place.ctid = mine.ctid RETURNING place.view, place.version",
+            (*lists, *self._place[1:], start, end),
+        )
         moved = set(rows.fetchall())
         return {table.name for table in riders if (table.view, table.version) in moved}
 
     def held_keys(self) -> set[str]:
         """Keys of the partition with held changes."""
-        query = sql.SQL(
-            "SELECT DISTINCT key FROM {} WHERE " + _PLACE + " AND released_at IS NULL"
-        ).format(self.table("held"))
-        rows = self.connection.execute(query, self._place)
-        return {key for (key,) in rows}
+        query = "SELECT DISTINCT key FROM {held} WHERE " + _PLACE + " AND released_at IS NULL"
+        return {key for (key,) in self.run(query, self._place)}
 
     def held(self, keys: Iterable[str]) -> dict[str, dict[int, HeldRow]]:
         """Held changes of some keys, by key and version."""
-        query = sql.SQL(
-            "SELECT key, version, change_id::text, row FROM {} WHERE "
+        rows = self.run(
+            "SELECT key, version, change_id::text, row FROM {held} WHERE "
             + _PLACE
-            + " AND key = ANY(%s) AND released_at IS NULL"
-        ).format(self.table("held"))
+            + " AND key = ANY(%s) AND released_at IS NULL",
+            (*self._place, list(keys)),
+        )
         found: dict[str, dict[int, HeldRow]] = {}
-        place = (*self._place, list(keys))
-        for key, version, change_id, row in self.connection.execute(query, place):
+        for key, version, change_id, row in rows:
             found.setdefault(key, {})[version] = HeldRow(change_id, unpacked(row))
         return found
 
     def held_at(self, offsets: Iterable[int]) -> list[tuple[tuple[str, int], pa.Table]]:
         """Held changes whose records are at some offsets: key and version, planned change."""
-        query = sql.SQL(
-            "SELECT key, version, row FROM {} WHERE "
+        rows = self.run(
+            "SELECT key, version, row FROM {held} WHERE "
             + _PLACE
-            + ' AND "offset" = ANY(%s) AND released_at IS NULL'
-        ).format(self.table("held"))
-        place = (*self._place, list(offsets))
-        rows = self.connection.execute(query, place)
+            + ' AND "offset" = ANY(%s) AND released_at IS NULL',
+            (*self._place, list(offsets)),
+        )
         return [((key, version), unpacked(row)) for key, version, row in rows]
 
     def hold(self, held: Sequence[Held]) -> None:
@@ -125,18 +122,13 @@ class CoreTables(Schema):
             )
             row = (key, version, offset, change_id, packed(each.change), each.released_at)
             values.append((*self._place, *row))
-        with self.connection.cursor() as cursor:
-            cursor.executemany(
-                sql.SQL(
-                    "INSERT INTO {} (entity, generation, partition, key, version, "
-                    '"offset", change_id, row, released_at) '
-                    "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)"
-                ).format(self.table("held")),
-                values,
-            )
-        query = sql.SQL("SELECT count(*) FROM {} WHERE entity = %s AND released_at IS NULL")
-        counted = self.connection.execute(query.format(self.table("held")), (self.core.entity,))
-        (waiting,) = counted.fetchone() or (0,)
+        self.run_each(
+            "INSERT INTO {held} (entity, generation, partition, key, version, "
+            '"offset", change_id, row, released_at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)',
+            values,
+        )
+        query = "SELECT count(*) FROM {held} WHERE entity = %s AND released_at IS NULL"
+        waiting: int = self.value(query, (self.core.entity,))
         if waiting > self.core.held_max:
             raise HeldOverflow(self.core.entity, waiting, self.core.held_max)
 
@@ -144,34 +136,32 @@ class CoreTables(Schema):
         """Mark held changes as released: key, version, offset of the change that released it."""
         if not released:
             return
-        query = sql.SQL(
-            "UPDATE {} AS held SET released_at = released.by FROM unnest(%s::text[], %s::bigint[], "
-            "%s::bigint[]) AS released(key, version, by) WHERE "
+        self.run(
+            "UPDATE {held} AS held SET released_at = released.by FROM unnest(%s::text[], "
+            "%s::bigint[], %s::bigint[]) AS released(key, version, by) WHERE "
             + _PLACE
-            + " AND held.key = released.key AND held.version = released.version"
-        ).format(self.table("held"))
-        keys, versions, offsets = zip(*released, strict=True)
-        self.connection.execute(query, (list(keys), list(versions), list(offsets), *self._place))
+            + " AND held.key = released.key AND held.version = released.version",
+            (*map(list, zip(*released, strict=True)), *self._place),
+        )
 
     def forget(self, versions: Sequence[tuple[str, int]]) -> None:
         """Delete held changes that are dead."""
-        query = sql.SQL(
-            "DELETE FROM {} AS held USING unnest(%s::text[], %s::bigint[]) AS gone(key, version) "
-            "WHERE " + _PLACE + " AND held.key = gone.key AND held.version = gone.version"
-        ).format(self.table("held"))
-        keys, numbers = [key for key, _ in versions], [version for _, version in versions]
-        self.connection.execute(query, (keys, numbers, *self._place))
+        self.run(
+            "DELETE FROM {held} AS held USING unnest(%s::text[], %s::bigint[]) "
+            "AS gone(key, version) "
+            "WHERE " + _PLACE + " AND held.key = gone.key AND held.version = gone.version",
+            ([key for key, _ in versions], [version for _, version in versions], *self._place),
+        )
 
     def note_duplicates(self, runs: Sequence[tuple[int, int]]) -> None:
         """Store runs of duplicates: first and last offset."""
         if not runs:
             return
-        query = sql.SQL(
-            "INSERT INTO {} (entity, generation, partition, first_offset, last_offset) "
-            "VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
-        ).format(self.table("duplicate"))
-        with self.connection.cursor() as cursor:
-            cursor.executemany(query, [(*self._place, *run) for run in runs])
+        self.run_each(
+            "INSERT INTO {duplicate} (entity, generation, partition, first_offset, last_offset) "
+            "VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            [(*self._place, *run) for run in runs],
+        )
 
     def dead_letter(self, changes: pa.Table, reasons: Sequence[tuple[int, str]]) -> None:
         """Store dead records: unreadable or not applicable; each place in the log once (law 7)."""
@@ -196,39 +186,34 @@ class CoreTables(Schema):
                     [header["value"] for header in headers],
                 )
             )
-        with self.connection.cursor() as cursor:
-            cursor.executemany(
-                sql.SQL(
-                    'INSERT INTO {} (topic, generation, partition, "offset", entity, '
-                    "reason, raw_key, raw_value, header_names, header_values) "
-                    "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::bytea[]) "
-                    "ON CONFLICT DO NOTHING"
-                ).format(self.table("dead")),
-                values,
-            )
+        self.run_each(
+            'INSERT INTO {dead} (topic, generation, partition, "offset", entity, '
+            "reason, raw_key, raw_value, header_names, header_values) "
+            "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s::bytea[]) ON CONFLICT DO NOTHING",
+            values,
+        )
 
     def note_misfits(self, found: Sequence[MisfitCount]) -> None:
         """Add to the counts of values that do not fit the model."""
-        query = sql.SQL(
-            "INSERT INTO {} AS known (entity, generation, partition, field, schema_version, count, "
-            "first_offset, last_offset) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) "
+        self.run_each(
+            "INSERT INTO {misfit} AS known (entity, generation, partition, field, schema_version, "
+            "count, first_offset, last_offset) VALUES (%s, %s, %s, %s, %s, %s, %s, %s) "
             "ON CONFLICT (entity, generation, partition, field, schema_version) DO UPDATE SET "
             "count = known.count + excluded.count, "
             "first_offset = least(known.first_offset, excluded.first_offset), "
-            "last_offset = greatest(known.last_offset, excluded.last_offset), seen_at = now()"
-        ).format(self.table("misfit"))
-        with self.connection.cursor() as cursor:
-            cursor.executemany(query, [(*self._place, *each) for each in found])
+            "last_offset = greatest(known.last_offset, excluded.last_offset), seen_at = now()",
+            [(*self._place, *each) for each in found],
+        )
 
     def count(self, applied: Applied) -> None:
         """Add to the counters (law 7)."""
-        query = sql.SQL(
-            "UPDATE {} SET applied = applied + %s, duplicate = duplicate + %s, held = held + %s, "
-            "dead = dead + %s WHERE entity = %s AND generation = %s AND partition = %s"
-        ).format(self.table("counters"))
         waiting = applied.held - applied.released
         gained = (applied.applied, applied.duplicate, waiting, applied.dead)
-        self.connection.execute(query, (*gained, *self._place))
+        self.run(
+            "UPDATE {counters} SET applied = applied + %s, duplicate = duplicate + %s, "
+            "held = held + %s, dead = dead + %s WHERE " + _PLACE,
+            (*gained, *self._place),
+        )
 
 
 class Verdicts(Notes):
@@ -242,14 +227,14 @@ class Verdicts(Notes):
         self, core: Core, partition: int, start: int, end: int
     ) -> list[tuple[int, bytes, bytes]]:
         """Offset, key and message of changes held before a range and released in it."""
-        query = sql.SQL(
-            'SELECT "offset", row FROM {} WHERE '
+        rows = self.run(
+            'SELECT "offset", row FROM {held} WHERE '
             + _PLACE
-            + ' AND released_at >= %s AND released_at < %s AND "offset" < %s ORDER BY "offset"'
-        ).format(self.table("held"))
-        place = (core.entity, core.generation, partition, start, end, start)
+            + ' AND released_at >= %s AND released_at < %s AND "offset" < %s ORDER BY "offset"',
+            (core.entity, core.generation, partition, start, end, start),
+        )
         found = []
-        for offset, row in self.connection.execute(query, place):
+        for offset, row in rows:
             if not row:
                 raise DataLoss(
                     f"the change of {core.entity} that was held at offset {offset:,} of partition "
@@ -261,16 +246,27 @@ class Verdicts(Notes):
             found.append((offset, key.encode(), change["raw_value"][0].as_py()))
         return found
 
+    def is_holding(self, entity: str, generation: int, partition: int, end: int) -> bool:
+        """Whether changes before an offset are held, or were released behind it."""
+        return bool(
+            self.value(
+                "SELECT EXISTS (SELECT FROM {held} WHERE "
+                + _PLACE
+                + ' AND "offset" < %s AND coalesce(released_at >= %s, true))',
+                (entity, generation, partition, end, end),
+            )
+        )
+
     def dead_places(self, entity: str) -> dict[tuple[int, int], list[int]]:
         """Places of records that the core could not read, or that `latest` refused (V5).
 
         Conflicts are left out: of two records with one version a batch also uses the first.
         """
-        query = sql.SQL(
-            'SELECT generation, partition, "offset" FROM {} WHERE entity = %s AND reason <> %s'
-        ).format(self.table("dead"))
+        query = (
+            'SELECT generation, partition, "offset" FROM {dead} WHERE entity = %s AND reason <> %s'
+        )
         places: dict[tuple[int, int], list[int]] = {}
-        for generation, partition, offset in self.connection.execute(query, (entity, CONFLICT)):
+        for generation, partition, offset in self.run(query, (entity, CONFLICT)):
             places.setdefault((generation, partition), []).append(offset)
         return places
 
@@ -280,33 +276,33 @@ class Verdicts(Notes):
         The rows themselves stay: with them the accepted changes of any past range can be
         determined. Returns how many were trimmed.
         """
-        query = sql.SQL(
-            "UPDATE {} AS recorded SET row = '' FROM unnest(%s::int[], %s::bigint[]) "
+        trimmed = self.run(
+            "UPDATE {held} AS recorded SET row = '' FROM unnest(%s::int[], %s::bigint[]) "
             "AS passed(partition, below) WHERE entity = %s AND generation = %s "
             "AND recorded.partition = passed.partition AND released_at < below "
-            "AND octet_length(row) > 0"
-        ).format(self.table("held"))
-        place = (list(below), list(below.values()), entity, generation)
-        return self.connection.execute(query, place).rowcount
+            "AND octet_length(row) > 0",
+            (list(below), list(below.values()), entity, generation),
+        )
+        return trimmed.rowcount
 
     def waiting(self, entity: str | None = None, key: str | None = None) -> list[WaitingKey]:
         """Keys with held changes, by entity type and key. Cost: a scan of the held changes."""
-        query = sql.SQL(
-            "SELECT entity, key, array_agg(version ORDER BY version), min(held_at) FROM {} "
+        rows = self.run(
+            "SELECT entity, key, array_agg(version ORDER BY version), min(held_at) FROM {held} "
             "WHERE released_at IS NULL AND (%(entity)s::text IS NULL OR entity = %(entity)s) "
             "AND (%(key)s::text IS NULL OR key = %(key)s) "
-            "GROUP BY entity, key ORDER BY entity, key"
-        ).format(self.table("held"))
-        rows = self.connection.execute(query, {"entity": entity, "key": key})
+            "GROUP BY entity, key ORDER BY entity, key",
+            {"entity": entity, "key": key},
+        )
         return [WaitingKey(name, each, tuple(v), since) for name, each, v, since in rows]
 
     def waiting_change(self, entity: str, key: str, version: int) -> tuple[bytes, int, int] | None:
         """Message, generation and partition of a held change; ``None``: it is not held."""
-        query = sql.SQL(
-            "SELECT row, generation, partition FROM {} "
-            "WHERE entity = %s AND key = %s AND version = %s AND released_at IS NULL"
-        ).format(self.table("held"))
-        row = self.connection.execute(query, (entity, key, version)).fetchone()
+        row = self.run(
+            "SELECT row, generation, partition FROM {held} "
+            "WHERE entity = %s AND key = %s AND version = %s AND released_at IS NULL",
+            (entity, key, version),
+        ).fetchone()
         if row is None:
             return None
         return unpacked(row[0])["raw_value"][0].as_py(), row[1], row[2]

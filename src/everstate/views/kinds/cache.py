@@ -8,13 +8,13 @@ change that arrives late does not count as its activity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed
 
+from everstate.views.definition import ViewDefinition
 from everstate.views.durations import microseconds
 from everstate.views.grammar import Grammar
 from everstate.views.kinds.images import fingerprint
@@ -23,11 +23,12 @@ from everstate.views.kinds.kind import (
     Explained,
     Index,
     Layout,
+    Names,
     TableColumn,
     identifiers,
 )
 from everstate.views.kinds.row import KEY, RowPlan, refuse_outputs
-from everstate.views.tables import RowTable
+from everstate.views.tables import KeptTable
 
 _OWN: Final = (KEY, "version", "shard", "activity", "present")
 _ACTIVE, _EXPIRES = "_active_at", "_expires_at"
@@ -47,28 +48,28 @@ class CachePlan(RowPlan):
     @property
     def explained(self) -> Explained:
         """What is stored for it, and what that costs."""
-        ttl = "" if self.declared is None else self.declared.ttl
+        assert isinstance(self.declared, ViewDefinition)
         return Explained(
-            f"one row for each {self.entity} that changed within {ttl}, by the times of changes; "
-            "entities for which WHERE is false are stored too, until they expire",
+            f"one row for each {self.entity} that changed within {self.declared.ttl}, by the times "
+            "of changes; entities for which WHERE is false are stored too, until they expire",
             "one row is written for the changes of a key in a batch; expired rows are deleted",
             "by key: one row, by index; all: the rows that have not expired",
         )
 
-    def table(self, version: int) -> RowTable:
+    def table(self, version: int) -> KeptTable:
         """The newest version of each key, and when it was last active."""
-        names = tuple(column.name for column in self.columns_beside)
-        return RowTable(self.name, version, self.fingerprint, names, lifetime_us=self.lifetime_us)
+        return replace(super().table(version), merge="cache", lifetime_us=self.lifetime_us)
 
     def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
         """The columns of a view of rows, the shard, and the columns that decide about expiry."""
         columns = (TableColumn(c.name, types[c.name], c.output) for c in self.columns_beside)
         own = (TableColumn(name) for name in _OWN)
         expiry = (Index("activity", ("activity",)), Index("expired", ("shard", "activity")))
-        return Layout((*own, *columns), self.own, (*self.indexes(), *expiry))
+        return Layout((*own, *columns), self.key, (*self.indexes(), *expiry))
 
-    def batch_sql(self, table: str) -> str:
+    def batch(self, tables: Sequence[str]) -> str:
         """The row of each key that is not expired, deleted rows included."""
+        (table,) = tables
         names = ", ".join(f"row.{column.name} AS {column.name}" for column in self.columns_beside)
         newest = (
             f"SELECT key, MAX(version) AS version, MAX_BY(partition, version) AS shard, "
@@ -91,25 +92,21 @@ class CachePlan(RowPlan):
         """The SELECT list."""
         return tuple((c.name, c.output) for c in self.row if c.output is not None)
 
-    def kept(self, table: Composable) -> Composed:
+    def compared(self, names: Names) -> str:
         """The same columns of the rows that are not expired."""
-        names = (*_OWN, *(column.name for column in self.columns_beside))
-        query = SQL("SELECT {} FROM {} WHERE ").format(identifiers(names), table)
-        return query + self._alive(table)
+        columns, table = (*_OWN, *(c.name for c in self.columns_beside)), names.table(self.name)
+        return f"SELECT {identifiers(columns)} FROM {table} WHERE {self._alive(table)}"
 
-    def _read(self, table: Composable, *, limited: bool) -> Composed:
-        columns = SQL(", ").join(self.read_columns())
-        rows = SQL("SELECT * FROM {0} WHERE present AND ").format(table) + self._alive(table)
-        query = SQL("SELECT {} FROM ({}) AS kept").format(columns, rows)
-        return query + self.shown.after(self.ties, limited=limited)
+    def rows_shown(self, table: str) -> str:
+        """The rows that are neither deleted nor expired."""
+        return f"(SELECT * FROM {table} WHERE present AND {self._alive(table)})"
 
-    def _alive(self, table: Composable) -> Composed:
-        text = f"activity > (SELECT max(activity) FROM {{}}) - {self._lifetime}"
-        return SQL(text).format(table)
+    def _alive(self, table: str) -> str:
+        return f"activity > (SELECT max(activity) FROM {table}) - {self._lifetime}"
 
-    def read_columns(self) -> list[Composable]:
+    def read_columns(self) -> list[str]:
         """The columns that readers see, and when a row was active and expires."""
-        more = (SQL(f"activity AS {_ACTIVE}"), SQL(f"activity + {self._lifetime} AS {_EXPIRES}"))
+        more = (f"activity AS {_ACTIVE}", f"activity + {self._lifetime} AS {_EXPIRES}")
         return [*super().read_columns(), *more]
 
     @property

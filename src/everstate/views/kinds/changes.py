@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from everstate.views.grammar import Grammar
 from everstate.views.kinds.images import fingerprint, of_live
 from everstate.views.kinds.kind import BatchSource, Explained, Layout
 from everstate.views.kinds.row import RowPlan
-from everstate.views.tables import AppendTable
+from everstate.views.tables import KeptTable
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,7 @@ class ChangesPlan(RowPlan):
 
     kind: ClassVar[str] = "changes"
     source: ClassVar[BatchSource] = "changes"
-
-    @property
-    def own(self) -> tuple[str, ...]:
-        """Key and version."""
-        return ("key", "version")
-
-    @property
-    def key_columns(self) -> int:
-        """Key and version."""
-        return 2
+    key: ClassVar[tuple[str, ...]] = ("key", "version")
 
     @property
     def explained(self) -> Explained:
@@ -42,19 +33,18 @@ class ChangesPlan(RowPlan):
             super().explained.read,
         )
 
-    def table(self, version: int) -> AppendTable:
+    def table(self, version: int) -> KeptTable:
         """Rows are appended, and never removed."""
-        names = tuple(column.name for column in self.columns_beside)
-        return AppendTable(self.name, version, self.fingerprint, names)
+        return replace(super().table(version), merge="append", images=("change",))
 
     def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
         """Key, version, and the columns as Spark types them."""
         found = super().layout(types)
         return Layout(found.columns, found.key, found.indexes, is_rewritten=False)
 
-    def batch_sql(self, table: str) -> str:
+    def batch(self, tables: Sequence[str]) -> str:
         """Key, version, and the row of each change."""
-        return of_live(table, self._fields, self.where_sql, *self.own)
+        return of_live(tables, self._fields, self.where_sql, *self.key)
 
 
 def changes_plan(grammar: Grammar, base: RowPlan) -> ChangesPlan:

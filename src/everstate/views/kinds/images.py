@@ -45,20 +45,26 @@ def struct(fields: Sequence[tuple[str, str]]) -> str:
     return f"named_struct({pairs})"
 
 
-def of_live(table: str, fields: Sequence[tuple[str, str]], where_sql: str | None, *own: str) -> str:
-    """Spark SQL of fields of each live entity of a table; ``own``: columns that are no fields."""
+def of_live(
+    tables: Sequence[str], fields: Sequence[tuple[str, str]], where_sql: str | None, *own: str
+) -> str:
+    """Spark SQL of fields of each live entity of the only table.
+
+    ``own``: columns that are no fields.
+    """
     wanted = [*own, *(f"{_over(text, _ENTITY)} AS {name}" for name, text in fields)]
-    return f"SELECT {', '.join(wanted) or '1 AS one'} FROM {_live(table, where_sql)}"
+    return f"SELECT {', '.join(wanted) or '1 AS one'} FROM {_live(tables, where_sql)}"
 
 
-def rows_of_live(table: str, rows: str, where_sql: str | None, *own: str) -> str:
+def rows_of_live(tables: Sequence[str], rows: str, where_sql: str | None, *own: str) -> str:
     """The same with several rows per entity; ``rows``: canonical text of an array of structs."""
     wanted = ", ".join([*own, f"explode({_over(rows, _ENTITY)}) AS row"])
     names = ", ".join([*(text.rpartition(" ")[2] for text in own), "row.*"])
-    return f"SELECT {names} FROM (SELECT {wanted} FROM {_live(table, where_sql)})"
+    return f"SELECT {names} FROM (SELECT {wanted} FROM {_live(tables, where_sql)})"
 
 
-def _live(table: str, where_sql: str | None) -> str:
+def _live(tables: Sequence[str], where_sql: str | None) -> str:
+    (table,) = tables
     source = f"{table} AS {_ENTITY}"
     return source if where_sql is None else f"{source} WHERE {_over(where_sql, _ENTITY)}"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, TypeAlias
 
-from psycopg.sql import SQL, Composed, Identifier
 from sqlglot import exp
 
 from everstate.changes import EntityType
@@ -22,8 +21,14 @@ from everstate.views.joining import (
     in_definition,
     joined,
 )
-from everstate.views.kinds.composed import ComposedPlan, part_of
-from everstate.views.kinds.kind import Explained, Names, ViewPlan
+from everstate.views.kinds.kind import (
+    BatchSource,
+    Explained,
+    Names,
+    ViewPlan,
+    output_text,
+    quoted,
+)
 from everstate.views.kinds.shown import ALL, Shown
 from everstate.views.ordering import after, as_shown, shown, unordered
 from everstate.views.parsing import DIALECT
@@ -32,33 +37,61 @@ Compile: TypeAlias = Callable[[ViewDefinition, Mapping[str, EntityType]], ViewPl
 WantedColumns: TypeAlias = Sequence[tuple[str, exp.Expr]]
 
 _FORMAT: Final = 1
+_HASH: Final = 12
 _KEYS: Final = ("lk", "rk")
 """Keys of the entities joined in a row; the right one is null where LEFT JOIN found none."""
 
 
 @dataclass(frozen=True)
-class JoinPlan(ComposedPlan):
+class JoinedPlan(ViewPlan):
+    """A view over the joined rows of two entity types."""
+
+    on: str = ""
+    """PostgreSQL's condition of the join."""
+    is_left: bool = False
+    outputs: tuple[tuple[str, str], ...] = ()
+    """Names, and PostgreSQL's texts over the columns of both sides."""
+    shown: Shown = ALL
+    batch_rows: str = ""
+    """Spark SQL of the batch, over tables that are named by their sides."""
+    kind: ClassVar[str] = "join"
+    source: ClassVar[BatchSource] = "live"
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the parts."""
+        return tuple(part.name for part in self.parts)
+
+    @property
+    def defined(self) -> tuple[str, ...]:
+        """Names in the SELECT list."""
+        return tuple(name for name, _ in self.outputs)
+
+    def batch(self, tables: Sequence[str]) -> str:
+        """The batch by the author's own FROM, ON and WHERE."""
+        return self.over(self.batch_rows, tables)
+
+    def over(self, sql: str, tables: Sequence[str]) -> str:
+        """A definition with the placeholders of its sides replaced by their tables."""
+        for side, table in zip(SIDES, tables, strict=True):
+            sql = sql.replace(_marker(side), table)
+        return sql
+
+    @property
+    def _output_texts(self) -> list[str]:
+        return [output_text((text, name)) for name, text in self.outputs]
+
+
+@dataclass(frozen=True)
+class JoinPlan(JoinedPlan):
     """Joined rows of two entity types."""
 
     sides: tuple[ViewPlan, ...] = ()
     """The part of each side."""
     counts: tuple[int, ...] = ()
     """How many columns each part has."""
-    on: str = ""
-    """PostgreSQL's condition of the join."""
-    is_left: bool = False
     where: str | None = None
-    outputs: tuple[tuple[str, str], ...] = ()
-    """Names, and PostgreSQL's texts over the columns of both sides."""
-    shown: Shown = ALL
-    batch_rows: str = ""
-    """Spark SQL of the columns of both sides, over tables that are named by their sides."""
-    kind: ClassVar[str] = "join"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the parts."""
-        return tuple(part.name for part in self.sides)
+    key: ClassVar[tuple[str, ...]] = _KEYS
 
     @property
     def parts(self) -> tuple[ViewPlan, ...]:
@@ -77,69 +110,34 @@ class JoinPlan(ComposedPlan):
         )
 
     @property
-    def key_columns(self) -> int:
-        """The keys of both sides."""
-        return len(_KEYS)
-
-    @property
-    def defined(self) -> tuple[str, ...]:
-        """Names in the SELECT list."""
-        return tuple(name for name, _ in self.outputs)
-
-    @property
     def shown_key(self) -> tuple[str, ...]:
         """The keys of both sides."""
         return ("_key", "_joined_key")
 
-    def read(self, names: Names) -> Composed:
+    def read(self, names: Names, *, limited: bool = True) -> str:
         """The SELECT list, and the keys of the joined entities."""
-        return self._read(names, limited=True)
+        columns = ", ".join([*self._output_texts, "lk AS _key", "rk AS _joined_key"])
+        kept = f"(SELECT * FROM {self._met(names)}) AS kept"
+        return self.shown.select(columns, kept, after(self.shown.order, _KEYS), limited=limited)
 
-    def unlimited_read(self, names: Names) -> Composed:
-        """The same without LIMIT."""
-        return self._read(names, limited=False)
-
-    def _read(self, names: Names, *, limited: bool) -> Composed:
-        columns = [SQL("{} AS {}").format(SQL(text), Identifier(n)) for n, text in self.outputs]
-        columns += [SQL("lk AS _key").format(), SQL("rk AS _joined_key").format()]
-        query = SQL("SELECT {} FROM (SELECT * FROM {}) AS kept").format(
-            SQL(", ").join(columns), self._met(names)
-        )
-        return query + self.shown.after(after(self.shown.order, _KEYS), limited=limited)
-
-    def compared(self, names: Names) -> Composed:
+    def compared(self, names: Names) -> str:
         """The columns of both sides of the joined rows."""
         columns = [
             *_KEYS,
             *(f"{s}{n}" for s, c in zip(SIDES, self.counts, strict=True) for n in range(c)),
         ]
-        return SQL("SELECT {} FROM {}").format(SQL(", ".join(columns)), self._met(names))
+        return f"SELECT {', '.join(columns)} FROM {self._met(names)}"
 
-    def _met(self, names: Names) -> Composed:
+    def _met(self, names: Names) -> str:
         """Both sides joined, with the conditions on the joined rows."""
-        left, right = (
-            SQL("(SELECT {} FROM {}) AS {}").format(
-                SQL(", ".join([f"_key AS {side}k", *(f"c{n} AS {side}{n}" for n in range(count))])),
-                names.view(part.name),
-                Identifier(f"side_{side}"),
-            )
-            for side, count, part in zip(SIDES, self.counts, self.sides, strict=True)
-        )
-        how = "LEFT JOIN" if self.is_left else "JOIN"
-        query = SQL("{} {} {} ON {}").format(left, SQL(how), right, SQL(self.on))
-        return query if self.where is None else query + SQL(" WHERE {}").format(SQL(self.where))
-
-    def batch(self, tables: Mapping[str, str]) -> str:
-        """The same columns by the author's own FROM, ON and WHERE."""
-        return over(self.batch_rows, self.inputs, tables)
-
-    def as_read(self, tables: Mapping[str, str]) -> str:
-        """The author's SQL without ORDER BY and LIMIT."""
-        return over(self.batch_as_read, self.inputs, tables)
-
-    def as_shown(self, tables: Mapping[str, str]) -> str:
-        """The author's SQL with tie-breakers in its order."""
-        return over(self.batch_as_shown, self.inputs, tables)
+        found = []
+        for side, count, part in zip(SIDES, self.counts, self.sides, strict=True):
+            columns = ", ".join([f"_key AS {side}k", *(f"c{n} AS {side}{n}" for n in range(count))])
+            relation = f"(SELECT {columns} FROM {names.view(part.name)})"
+            found.append(f"{relation} AS {quoted(f'side_{side}')}")
+        how = " LEFT JOIN " if self.is_left else " JOIN "
+        query = f"{how.join(found)} ON {self.on}"
+        return query if self.where is None else f"{query} WHERE {self.where}"
 
 
 def join_plan(
@@ -212,6 +210,13 @@ def _part(
     return part_of(compile_view(definition, entity_types), entity_type, hint)
 
 
+def part_of(plan: ViewPlan, entity_type: EntityType, hint: str) -> ViewPlan:
+    """A plan as a part: an undeclared input, with a name made of its fingerprint."""
+    name = f"{entity_type.name[:20]}__{hint[:12]}_{plan.fingerprint[:_HASH]}"
+    assert isinstance(plan.declared, ViewDefinition)
+    return replace(plan, name=name, declared=replace(plan.declared, name=name, is_part=True))
+
+
 def _last_name(node: exp.Expr) -> str:
     words = [w for w in spark_text(node).replace("`", "").split(".") if w.isidentifier()]
     return words[-1].lower() if words else "key"
@@ -249,10 +254,3 @@ def _over_sides(grammar: JoinGrammar, select: exp.Select) -> exp.Select:
 
 def _marker(side: str) -> str:
     return f"side__{side}"
-
-
-def over(sql: str, inputs: Sequence[str], tables: Mapping[str, str]) -> str:
-    """A definition with the placeholders of its sides replaced by their tables."""
-    for side, name in zip(SIDES, inputs, strict=True):
-        sql = sql.replace(_marker(side), tables[name])
-    return sql

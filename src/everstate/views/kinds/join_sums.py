@@ -14,18 +14,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from psycopg.sql import SQL, Composable, Composed, Identifier
 from sqlglot import exp, parse_one
 
 from everstate.changes import EntityType
 from everstate.views.definition import ViewDefinition
 from everstate.views.grammar import image_path, spark_text
 from everstate.views.joining import SIDES, JoinGrammar, Side, in_definition, joined, sides
-from everstate.views.kinds.composed import ComposedPlan, part_of
-from everstate.views.kinds.join import Compile, WantedColumns, named_by_side, over, shown_by_side
-from everstate.views.kinds.kind import Explained, Names, identifiers
+from everstate.views.kinds.join import (
+    Compile,
+    JoinedPlan,
+    WantedColumns,
+    named_by_side,
+    part_of,
+    shown_by_side,
+)
+from everstate.views.kinds.kind import Explained, Names, identifiers, output_text, quoted
 from everstate.views.kinds.linear import LinearPlan, shown_group
-from everstate.views.kinds.shown import ALL, Shown
 from everstate.views.ordering import after, ties_of
 from everstate.views.outputs import Outputs
 from everstate.views.parsing import DIALECT
@@ -49,28 +53,15 @@ class SideSums:
 
 
 @dataclass(frozen=True)
-class JoinSumsPlan(ComposedPlan):
+class JoinSumsPlan(JoinedPlan):
     """Sums, counts and averages over the joined rows of two entity types."""
 
     sides: tuple[SideSums, ...] = ()
-    is_left: bool = False
-    on: str = ""
-    """PostgreSQL's condition that joins the sums of both sides."""
     groups: tuple[str, ...] = ()
     """PostgreSQL's texts over the columns of both sides: the columns `g0`, …"""
     sums: tuple[tuple[str, Sum, str], ...] = ()
     """Name, kind, and PostgreSQL's text of the value that a joined row adds."""
-    outputs: tuple[tuple[str, str], ...] = ()
-    shown: Shown = ALL
-    batch_inputs: str = ""
-    """Spark SQL of the groups and the values that each pair of entities adds."""
-    kind: ClassVar[str] = "join"
     is_divided: ClassVar[bool] = False
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the parts."""
-        return tuple(side.plan.name for side in self.sides)
 
     @property
     def parts(self) -> tuple[LinearPlan, ...]:
@@ -99,100 +90,68 @@ class JoinSumsPlan(ComposedPlan):
         return tuple(f"g{place}" for place in range(len(self.groups)))
 
     @property
+    def sums_kept(self) -> tuple[tuple[str, ...], tuple[tuple[str, Sum], ...]]:
+        """The columns of the group, and all sums."""
+        return self.group_names, tuple((name, kind) for name, kind, _ in self.sums)
+
+    @property
     def sum_names(self) -> tuple[str, ...]:
         """Columns of the sums."""
         return tuple(name for name, _, _ in self.sums)
 
     @property
-    def key_columns(self) -> int:
+    def key(self) -> tuple[str, ...]:
         """The columns of the group."""
-        return len(self.groups)
-
-    @property
-    def defined(self) -> tuple[str, ...]:
-        """Names in the SELECT list."""
-        return tuple(name for name, _ in self.outputs)
+        return self.group_names
 
     @property
     def shown_key(self) -> tuple[str, ...] | None:
         """The columns of the group, if readers see all of them."""
         return shown_group(self.group_names, self.outputs)
 
-    def contributions(self, tables: Sequence[Composable], where: Sequence[str] = ()) -> Composed:
-        """PostgreSQL's query of the sums that each key of the join adds to each group.
+    def contributions(self, tables: Sequence[str], where: Sequence[str] = ()) -> str:
+        """The query of the sums that each key of the join adds to each group.
 
         ``tables``: the tables of the parts; ``where``: a condition on the groups of each part.
         """
         conditions = where or [""] * len(SIDES)
-        left, right = (
-            SQL("(SELECT {} FROM ({}) AS part_{}) AS side_{}").format(
-                SQL(", ").join(self._columns(side, part)),
-                part.plan.read_where(table, condition),
-                SQL(side),
-                SQL(side),
+        found = []
+        for side, part, table, condition in zip(SIDES, self.sides, tables, conditions, strict=True):
+            columns = ", ".join(
+                output_text((quoted(name), f"{side}{name}")) for name in part.plan.defined
             )
-            for side, part, table, condition in zip(
-                SIDES, self.sides, tables, conditions, strict=True
-            )
-        )
-        keys = [SQL(f"l{name} AS {name}") for name in self.keys]
-        groups = [SQL(f"{text} AS g{place}") for place, text in enumerate(self.groups)]
+            rows = part.plan.read_where(table, condition)
+            found.append(f"(SELECT {columns} FROM ({rows}) AS part_{side}) AS side_{side}")
+        columns_by = [f"l{name} AS {name}" for name in self.keys]
+        columns_by += [f"{text} AS g{place}" for place, text in enumerate(self.groups)]
         sums = [
-            SQL(f"sum({text}){'::bigint' if kind == 'count' else ''} AS {name}")
+            f"sum({text}){'::bigint' if kind == 'count' else ''} AS {name}"
             for name, kind, text in self.sums
         ]
-        by = ", ".join(str(place + 1) for place in range(len(keys) + len(groups)))
-        return SQL("SELECT {} FROM {} {} {} ON {} GROUP BY {}").format(
-            SQL(", ").join([*keys, *groups, *sums]),
-            left,
-            SQL("LEFT JOIN" if self.is_left else "JOIN"),
-            right,
-            SQL(self.on),
-            SQL(by),
+        how = " LEFT JOIN " if self.is_left else " JOIN "
+        by = ", ".join(str(place + 1) for place in range(len(columns_by)))
+        return (
+            f"SELECT {', '.join([*columns_by, *sums])} FROM {how.join(found)} ON {self.on} "
+            f"GROUP BY {by}"
         )
 
-    def _columns(self, side: Side, part: SideSums) -> list[Composed]:
-        names = part.plan.defined
-        return [SQL("{} AS {}").format(Identifier(n), Identifier(f"{side}{n}")) for n in names]
-
-    def read(self, names: Names) -> Composed:
+    def read(self, names: Names, *, limited: bool = True) -> str:
         """The SELECT list, computed from groups and sums."""
-        return self._read(names, limited=True)
-
-    def unlimited_read(self, names: Names) -> Composed:
-        """The same without LIMIT."""
-        return self._read(names, limited=False)
-
-    def _read(self, names: Names, *, limited: bool) -> Composed:
-        columns = [SQL("{} AS {}").format(SQL(text), Identifier(n)) for n, text in self.outputs]
-        query = SQL("SELECT {} FROM ({}) AS kept").format(
-            SQL(", ").join(columns), self.compared(names)
-        )
         ties = after(self.shown.order, self.group_names)
-        return query + self.shown.after(ties, limited=limited)
+        columns = ", ".join(self._output_texts)
+        return self.shown.select(columns, self.read_from(names), ties, limited=limited)
 
-    def compared(self, names: Names) -> Composed:
+    def read_from(self, names: Names) -> str:
+        """The relation with the columns that outputs are computed from."""
+        return f"({self.compared(names)}) AS kept"
+
+    def compared(self, names: Names) -> str:
         """Groups and sums; without groups there is always one row."""
-        table = names.table(self.name)
-        if self.groups:
-            listed = identifiers((*self.group_names, *self.sum_names))
-            return SQL("SELECT {} FROM {}").format(listed, table)
-        sums = SQL(", ").join(
-            SQL("coalesce(sum({0}), 0) AS {0}").format(Identifier(n)) for n in self.sum_names
-        )
-        return SQL("SELECT {} FROM {}").format(sums, table)
-
-    def batch(self, tables: Mapping[str, str]) -> str:
-        """Groups and inputs of the sums of each pair, by the author's own FROM, ON and WHERE."""
-        return over(self.batch_inputs, self.inputs, tables)
-
-    def as_read(self, tables: Mapping[str, str]) -> str:
-        """The author's SQL without ORDER BY and LIMIT."""
-        return over(self.batch_as_read, self.inputs, tables)
-
-    def as_shown(self, tables: Mapping[str, str]) -> str:
-        """The author's SQL with tie-breakers in its order."""
-        return over(self.batch_as_shown, self.inputs, tables)
+        columns = identifiers((*self.group_names, *self.sum_names))
+        if not self.groups:
+            quoted_names = map(quoted, self.sum_names)
+            columns = ", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in quoted_names)
+        return f"SELECT {columns} FROM {names.table(self.name)}"
 
 
 class _Sides:
@@ -298,7 +257,7 @@ def join_sums_plan(
         sums=tuple(sums),
         outputs=tuple(outputs.columns),
         shown=outputs.shown,
-        batch_inputs=_batch_inputs(grammar, outputs),
+        batch_rows=_batch_inputs(grammar, outputs),
         batch_as_read=named_by_side(grammar, grammar.select, wanted),
         batch_as_shown=shown_by_side(grammar, wanted, ties_of(grammar, wanted)),
     )

@@ -8,16 +8,25 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed, Identifier
 
-from everstate.views.definition import ViewDefinition
+from everstate.views.definition import Definition, ViewDefinition
+from everstate.views.images import RAW
+from everstate.views.parsing import reading
 from everstate.views.policies import NO_RULES, Rules
-from everstate.views.tables import Image, KeptTable
+from everstate.views.tables import Image, KeptTable, PythonTable, Sum
 
 BatchSource: TypeAlias = Literal["changes", "newest", "live"]
 """The input of a batch, at one position: every accepted change; the newest change of each key,
 deleted entities included; live entities, with their fields as columns beside `__key` and
 `__version`."""
+
+OWN_COLUMNS: Final = ("id", "occurred_at", "recorded_at", "as_of", RAW)
+COLUMNS_NEEDED: Final[Mapping[BatchSource, tuple[str, ...]]] = {
+    "live": ("current",),
+    "newest": OWN_COLUMNS,
+    "changes": (*OWN_COLUMNS, "current", "original", "provenance", "event"),
+}
+"""Columns of the accepted changes that the batch of a view reads, by its source."""
 
 EXACT: Final = "exact"
 """Type of a column of sums: a number of any size, without rounding."""
@@ -90,27 +99,31 @@ class Explained:
 
 
 class Names(Protocol):
-    """Relations and expressions of a store, for the queries of plans."""
+    """Texts of the relations and expressions of a store, for the queries of plans."""
 
-    def view(self, name: str) -> Composable:
+    def view(self, name: str) -> str:
         """The relation that readers see under the name of a view."""
 
-    def table(self, name: str) -> Composable:
+    def table(self, name: str) -> str:
         """The own table of the version that is read, for a view that has one."""
 
-    def field(self, path: Sequence[str], kind: pa.DataType) -> Composable:
+    def field(self, path: Sequence[str], kind: pa.DataType) -> str:
         """A typed field of a state, from the column `state` of `latest` and `history`."""
 
 
 @dataclass(frozen=True)
 class ViewPlan(ABC):
-    """The plan of one view by its kind: columns, row deltas, batch, and reading."""
+    """The plan of one view by its kind: columns, row deltas, batch, and reading.
+
+    Its queries are texts in PostgreSQL's dialect over the :class:`Names` of a store, and its batch
+    is Spark's SQL. A plan imports no driver.
+    """
 
     name: str
     entity: str
     fingerprint: str
     """Equal for definitions with the same meaning (V10)."""
-    declared: ViewDefinition | None = None
+    declared: Definition | None = None
     """The author's declaration; ``None`` for views that are kept without one."""
     fields: tuple[str, ...] = ()
     """Fields of the entity that the SQL uses."""
@@ -136,12 +149,13 @@ class ViewPlan(ABC):
     @property
     def sql(self) -> str:
         """The author's SQL; empty for views that are kept without a declaration."""
-        return "" if self.declared is None else self.declared.sql
+        return self.declared.sql if isinstance(self.declared, ViewDefinition) else ""
 
     @property
     def definition(self) -> Mapping[str, Any]:
         """Its definition in the registry, from which the plan can be made again."""
-        return {"keeps": self.kind} if self.declared is None else self.declared.stored
+        stored = {"keeps": self.kind} if self.declared is None else self.declared.stored
+        return {**stored, "inputs": list(self.inputs)} if self.inputs else stored
 
     def given(self, meaning: str) -> dict[str, Any]:
         """The fields of a plan that is made from this one, with another fingerprint."""
@@ -155,58 +169,71 @@ class ViewPlan(ABC):
     @property
     @abstractmethod
     def source(self) -> BatchSource:
-        """The input of :meth:`batch_sql`."""
+        """The input of :meth:`batch`."""
 
-    @abstractmethod
+    @property
+    def columns_needed(self) -> tuple[str, ...]:
+        """Columns of the accepted changes that its batch reads, besides their place and key."""
+        return COLUMNS_NEEDED[self.source]
+
     def table(self, version: int) -> KeptTable:
-        """The description of a version's table for tasks: its merge, and the merged columns."""
+        """The description of a version's table for tasks: its merge, and the merged columns.
 
-    @abstractmethod
+        Only for a view with a table that tasks write, as :meth:`layout` and :meth:`columns`.
+        """
+        raise AssertionError(f"no task writes a table of {self.name}")
+
     def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
         """The layout of the table; ``types``: Spark's types of the fields of :meth:`columns`.
 
         Raises InvalidView when a type cannot be stored.
         """
+        raise AssertionError(f"no task writes a table of {self.name}")
 
-    @abstractmethod
     def columns(self, image: Image) -> str:
         """Spark SQL of the row delta of one image: a struct, or null when it gives no row.
 
         An array of structs where an image may give several rows. Only for the images of its table.
         """
+        raise AssertionError(f"no image is planned for {self.name}")
 
     @abstractmethod
-    def batch_sql(self, table: str) -> str:
-        """Spark SQL over a table of the :attr:`source`: rows of :meth:`kept`, or their inputs."""
+    def batch(self, tables: Sequence[str]) -> str:
+        """Spark SQL of the rows of :meth:`compared`, or of the inputs of their sums.
+
+        ``tables``: a table of the :attr:`source` for each of the :attr:`inputs`, or the only one.
+        """
+
+    def over(self, sql: str, tables: Sequence[str]) -> str:
+        """A form of the author's SQL over the same tables."""
+        (table,) = tables
+        return reading(sql, table)
 
     @property
     @abstractmethod
-    def key_columns(self) -> int:
-        """How many columns of :meth:`kept` are the key of its rows; they come first."""
+    def key(self) -> tuple[str, ...]:
+        """The key of the rows of :meth:`compared`, as the first of their columns."""
 
     @abstractmethod
-    def kept(self, table: Composable) -> Composed:
-        """PostgreSQL's query of the rows of a version's table, in the columns of its batch."""
+    def compared(self, names: Names) -> str:
+        """The query of the stored rows, in the columns of the batch, key columns first."""
 
     @abstractmethod
-    def reader(self, table: Composable) -> Composed:
-        """PostgreSQL's query of the rows that readers see, over a version's table."""
+    def read(self, names: Names, *, limited: bool = True) -> str:
+        """The query of the rows that readers see of a version.
 
-    def unlimited(self, table: Composable) -> Composed:
-        """The same without LIMIT, for the comparison with the author's SQL."""
-        return self.reader(table)
+        Without ``limited`` it has no LIMIT, for the comparison with the author's SQL.
+        """
 
-    def read(self, names: Names) -> Composed:
-        """PostgreSQL's query of the rows that readers see of a version."""
-        return self.reader(names.table(self.name))
+    @property
+    def function(self) -> PythonTable | None:
+        """The function that computes its rows, and what it gets; ``None``: there is none."""
+        return None
 
-    def unlimited_read(self, names: Names) -> Composed:
-        """The same without LIMIT, for the comparison with the author's SQL."""
-        return self.unlimited(names.table(self.name))
-
-    def compared(self, names: Names) -> Composed:
-        """PostgreSQL's query that is compared with the batch, key columns first."""
-        return self.kept(names.table(self.name))
+    @property
+    def sums_kept(self) -> tuple[tuple[str, ...], tuple[tuple[str, Sum], ...]] | None:
+        """Groups and sums of the rows of :meth:`batch`; ``None``: they are not summed."""
+        return None
 
     @property
     def is_shown(self) -> str:
@@ -225,12 +252,20 @@ class ViewPlan(ABC):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the views that it reads; empty: it reads changes, and has its own table."""
+        """Names of the views that it reads; empty: it reads changes, and has its own table.
+
+        A view over other views is behind when one of them is. No change is planned for it, and it
+        has no position.
+        """
         return ()
 
     @property
     def parts(self) -> tuple[ViewPlan, ...]:
-        """The plans of its inputs that were not declared."""
+        """The plans of its inputs that were not declared.
+
+        Their names are made of their fingerprints, so that views that need the same part share it,
+        and a part is dropped when no version needs it any more.
+        """
         return ()
 
     @property
@@ -244,18 +279,20 @@ class ViewPlan(ABC):
         return None
 
 
-def change_reader(names: Iterable[str], table: Composable) -> Composed:
-    """A query of all of a table of changes; provenance, which is stored as text, as jsonb."""
-    shown = [
-        SQL("{0}::jsonb AS {0}" if name == "provenance" else "{0}").format(Identifier(name))
-        for name in names
-    ]
-    return SQL("SELECT {} FROM {}").format(SQL(", ").join(shown), table)
+def quoted(name: str) -> str:
+    """A name in SQL's quotes."""
+    return '"{}"'.format(name.replace('"', '""'))
 
 
-def identifiers(names: Iterable[str]) -> Composed:
+def identifiers(names: Iterable[str]) -> str:
     """Names of columns as an SQL list."""
-    return SQL(", ").join(map(Identifier, names))
+    return ", ".join(map(quoted, names))
+
+
+def output_text(output: tuple[str, str]) -> str:
+    """An element of a SELECT list, of its text and its name."""
+    text, name = output
+    return f"{text} AS {quoted(name)}"
 
 
 def group_hash(columns: Sequence[str], of: str = "") -> str:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from psycopg.sql import SQL, Composable, Composed, Identifier
 from sqlglot import exp
 
 from everstate.views.grammar import Grammar
 from everstate.views.kinds.images import fingerprint
-from everstate.views.kinds.kind import By, Explained, Index
+from everstate.views.kinds.kind import By, Explained, Index, output_text, quoted
 from everstate.views.kinds.row import KEY, RowPlan, column_of, row_plan
 from everstate.views.ordering import after, as_shown, terms_of, unordered
 from everstate.views.parsing import DIALECT
@@ -61,29 +60,23 @@ class LastPlan(RowPlan):
 
     def indexes(self) -> tuple[Index, ...]:
         """Rows of a category in their order."""
-        order = (*self.first, *after(self.first, self.own))
+        order = (*self.first, *after(self.first, self.key))
         return (Index("last", (*self.category, *order)),)
 
-    def read_columns(self) -> list[Composable]:
+    def read_columns(self) -> list[str]:
         """The columns that readers see, by name."""
         columns = super().read_columns()
         if self.place is not None:
             index, name = self.place
-            columns.insert(index, SQL("{} AS {}").format(Identifier(_PLACE), Identifier(name)))
+            columns.insert(index, output_text((quoted(_PLACE), name)))
         return columns
 
-    def _read(self, table: Composable, *, limited: bool) -> Composed:
-        query = SQL("SELECT {} FROM ({}) AS kept").format(
-            SQL(", ").join(self.read_columns()), self._first_rows(table)
-        )
-        return query + self.shown.after(self.ties, limited=limited)
-
-    def _first_rows(self, table: Composable) -> Composed:
+    def rows_shown(self, table: str) -> str:
         """The first rows of each category, found by the index.
 
         Rows with a null in the category cannot be found that way; they are few, and are sorted.
         """
-        order = ", ".join(by.sql for by in (*self.first, *after(self.first, self.own)))
+        order = ", ".join(by.sql for by in (*self.first, *after(self.first, self.key)))
         names = ", ".join(self.category)
         present = " AND ".join(f"{name} IS NOT NULL" for name in self.category)
         absent = " OR ".join(f"{name} IS NULL" for name in self.category)
@@ -94,15 +87,15 @@ class LastPlan(RowPlan):
         shown = ", ".join(
             f"{'category' if name in self.category else 'first'}.{name}" for name in columns
         )
-        text = (
-            f"SELECT {shown} FROM (SELECT DISTINCT {names} FROM {{0}} WHERE {present}) AS category "
-            f"CROSS JOIN LATERAL (SELECT one.*, row_number() OVER (ORDER BY {order}) AS {_PLACE} "
-            f"FROM {{0}} AS one WHERE {same} ORDER BY {order} LIMIT {self.count}) AS first "
+        return (
+            f"(SELECT {shown} FROM (SELECT DISTINCT {names} FROM {table} WHERE {present}) "
+            "AS category CROSS JOIN LATERAL (SELECT one.*, "
+            f"row_number() OVER (ORDER BY {order}) AS {_PLACE} FROM {table} AS one "
+            f"WHERE {same} ORDER BY {order} LIMIT {self.count}) AS first "
             f"UNION ALL SELECT {', '.join(columns)} FROM (SELECT one.*, row_number() OVER "
-            f"(PARTITION BY {names} ORDER BY {order}) AS {_PLACE} FROM {{0}} AS one "
-            f"WHERE {absent}) AS without WHERE {_PLACE} <= {self.count}"
+            f"(PARTITION BY {names} ORDER BY {order}) AS {_PLACE} FROM {table} AS one "
+            f"WHERE {absent}) AS without WHERE {_PLACE} <= {self.count})"
         )
-        return SQL(text).format(table)
 
 
 def last_plan(

@@ -4,44 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from everstate.views.images import LATEST_JSON, NEWEST, RAW
 from everstate.views.kinds.kind import (
+    OWN_COLUMNS,
     BatchSource,
     Explained,
     Layout,
+    Names,
     TableColumn,
     ViewPlan,
-    change_reader,
     identifiers,
+    quoted,
 )
-from everstate.views.tables import CORE_FINGERPRINT, LATEST_COLUMNS, Image, RowTable, latest_of
-
-_PROVED: Final = tuple(name for name in LATEST_COLUMNS if name not in LATEST_JSON)
-
-
-def change_columns(names: Sequence[str], message: str) -> str:
-    """Spark's names of a change's own columns; then its message, in the column ``message``."""
-    named = ["id AS change_id" if name == "change_id" else name for name in names]
-    return ", ".join([*named, f"{RAW} AS {message}"])
-
-
-def kept_columns(names: Sequence[str], json: Sequence[str]) -> Composed:
-    """PostgreSQL's names of the same columns; then the JSON array that the message has to give."""
-    texts = [SQL("coalesce({}::text, 'null')").format(Identifier(name)) for name in json]
-    return SQL("{}, concat('[', {}, ']')").format(identifiers(names), SQL(", ',', ").join(texts))
+from everstate.views.tables import CORE_FINGERPRINT, LATEST_COLUMNS, KeptTable, latest_of
 
 
 @dataclass(frozen=True)
-class LatestPlan(ViewPlan):
-    """The version gate; it has no definition."""
+class StoredChangesPlan(ViewPlan):
+    """Changes of an entity type, stored as they are; it has no definition."""
+
+    stored: ClassVar[tuple[str, ...]]
+    """Columns of the table."""
+    json: ClassVar[tuple[str, ...]]
+    """Those of them with JSON texts, which are extracted from the message."""
+    message: ClassVar[str]
+    """Name of the messages in the batch; a proof compares the JSON texts that they give."""
+    key: ClassVar[tuple[str, ...]]
+    """Columns of the table's key."""
+
+    @property
+    def columns_needed(self) -> tuple[str, ...]:
+        """No typed state."""
+        return OWN_COLUMNS
+
+    @property
+    def shown_key(self) -> tuple[str, ...]:
+        """The key of the table."""
+        return self.key
+
+    @property
+    def _proved(self) -> list[str]:
+        return [name for name in self.stored if name not in self.json]
+
+    def batch(self, tables: Sequence[str]) -> str:
+        """Every column of a change, and its message."""
+        (table,) = tables
+        named = ["id AS change_id" if n == "change_id" else n for n in self._proved]
+        return f"SELECT {', '.join(named)}, {RAW} AS {self.message} FROM {table}"
+
+    def compared(self, names: Names) -> str:
+        """The same columns, and a JSON array of the texts that the message has to give."""
+        texts = ", ',', ".join(f"coalesce({quoted(name)}::text, 'null')" for name in self.json)
+        columns = f"{identifiers(self._proved)}, concat('[', {texts}, ']')"
+        return f"SELECT {columns} FROM {names.table(self.name)}"
+
+    def read(self, names: Names, *, limited: bool = True) -> str:
+        """All rows and columns; provenance, which is stored as text, as jsonb."""
+        columns = identifiers(self.stored).replace(
+            '"provenance"', '"provenance"::jsonb AS "provenance"'
+        )
+        return f"SELECT {columns} FROM {names.table(self.name)}"
+
+
+@dataclass(frozen=True)
+class LatestPlan(StoredChangesPlan):
+    """The version gate."""
 
     kind: ClassVar[str] = "latest"
     source: ClassVar[BatchSource] = "newest"
+    stored: ClassVar[tuple[str, ...]] = LATEST_COLUMNS
+    json: ClassVar[tuple[str, ...]] = LATEST_JSON
+    message: ClassVar[str] = NEWEST
+    key: ClassVar[tuple[str, ...]] = ("key",)
 
     @classmethod
     def of(cls, entity: str) -> LatestPlan:
@@ -57,36 +95,10 @@ class LatestPlan(ViewPlan):
             "a key: one row, by index; all: one pass",
         )
 
-    @property
-    def key_columns(self) -> int:
-        """The key."""
-        return 1
-
-    @property
-    def shown_key(self) -> tuple[str, ...]:
-        """The key."""
-        return ("key",)
-
-    def table(self, version: int) -> RowTable:
+    def table(self, version: int) -> KeptTable:
         """The newest version of each key wins; it is written from the change, not from an image."""
-        return RowTable(self.name, version, self.fingerprint, (), images=())
+        return KeptTable(self.name, version, self.fingerprint, "row")
 
     def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
         """Its columns are the same in every entity type."""
-        return Layout(tuple(map(TableColumn, LATEST_COLUMNS)), ("key",))
-
-    def columns(self, image: Image) -> str:
-        """Not available: no image is planned for it."""
-        raise AssertionError("`latest` stores changes as they are")
-
-    def batch_sql(self, table: str) -> str:
-        """Every column; the message gives provenance and state."""
-        return f"SELECT {change_columns(_PROVED, NEWEST)} FROM {table}"
-
-    def kept(self, table: Composable) -> Composed:
-        """The same columns."""
-        return SQL("SELECT {} FROM {}").format(kept_columns(_PROVED, LATEST_JSON), table)
-
-    def reader(self, table: Composable) -> Composed:
-        """All rows and columns; live entities in typed columns have another name."""
-        return change_reader(LATEST_COLUMNS, table)
+        return Layout(tuple(map(TableColumn, self.stored)), self.key)

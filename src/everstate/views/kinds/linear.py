@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from everstate.errors import InvalidView
 from everstate.views.grammar import Grammar
@@ -27,14 +26,17 @@ from everstate.views.kinds.kind import (
     Explained,
     Index,
     Layout,
+    Names,
     TableColumn,
     ViewPlan,
     identifiers,
+    output_text,
+    quoted,
 )
 from everstate.views.kinds.shown import ALL, Shown
 from everstate.views.ordering import after
 from everstate.views.outputs import Outputs, refuse_sum_type
-from everstate.views.tables import Image, Sum, SumTable
+from everstate.views.tables import Image, KeptTable, Sum
 from everstate.views.windows import VARIABLE, Windows
 
 ROWS: Final = "n"
@@ -107,12 +109,7 @@ class LinearPlan(ViewPlan):
         )
 
     @property
-    def key_columns(self) -> int:
-        """The group key."""
-        return len(self.keys)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
+    def key(self) -> tuple[str, ...]:
         """Key columns of the sums."""
         return self.group_names
 
@@ -131,13 +128,19 @@ class LinearPlan(ViewPlan):
         """The columns of the group, if readers see all of them."""
         return shown_group(self.group_names, ((o.name, o.postgres_sql) for o in self.outputs))
 
-    def table(self, version: int) -> SumTable:
+    def table(self, version: int) -> KeptTable:
         """Sums, in a shard per partition (decision 4)."""
-        sums = tuple((each.name, each.kind) for each in self.accumulators)
         images: tuple[Image, ...] = ("original", "current")
         if self.source == "changes":
             images = ("change",)
-        return SumTable(self.name, version, self.fingerprint, self.keys, sums, images=images)
+        groups, sums = self.sums_kept
+        made = KeptTable(self.name, version, self.fingerprint, "sum", images=images)
+        return replace(made, groups=groups, sums=sums)
+
+    @property
+    def sums_kept(self) -> tuple[tuple[str, ...], tuple[tuple[str, Sum], ...]]:
+        """The key columns, and all accumulators."""
+        return self.key, tuple((each.name, each.kind) for each in self.accumulators)
 
     def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
         """Groups as Spark types them, and exact sums; a sum of floats is refused (C16)."""
@@ -148,7 +151,7 @@ class LinearPlan(ViewPlan):
         sums = [_column(each, types) for each in self.accumulators]
         empty = Index("empty", ("shard",), f"{ROWS} = 0")
         columns = (*self.key_layout(types), TableColumn("shard"), *sums)
-        return Layout(columns, (*self.keys, "shard"), (empty, *self.indexes()))
+        return Layout(columns, (*self.key, "shard"), (empty, *self.indexes()))
 
     def key_layout(self, types: Mapping[str, pa.DataType]) -> list[TableColumn]:
         """Columns of :attr:`keys`."""
@@ -174,7 +177,7 @@ class LinearPlan(ViewPlan):
             None if self.starts is None else f"TRANSFORM({self.starts}, {VARIABLE} -> {self.row})"
         )
 
-    def batch_sql(self, table: str) -> str:
+    def batch(self, tables: Sequence[str]) -> str:
         """Group and inputs of the sums, of each live entity or change.
 
         A proof sums them and compares them with the stored sums. The outputs are proved with the
@@ -182,55 +185,35 @@ class LinearPlan(ViewPlan):
         """
         own = SHARD_OF_CHANGE if self.source == "changes" else SHARD
         if self.rows is not None:
-            return rows_of_live(table, self.rows, self.where_sql, own)
-        return of_live(table, self._fields, self.where_sql, own)
+            return rows_of_live(tables, self.rows, self.where_sql, own)
+        return of_live(tables, self._fields, self.where_sql, own)
 
-    def kept(self, table: Composable) -> Composed:
+    def compared(self, names: Names) -> str:
         """Groups and accumulators, summed over shards; without groups there is always one row."""
-        return self.summed(table, self.keys)
+        return self.summed(names.table(self.name), self.key)
 
-    def summed(self, table: Composable, keys: Sequence[str], where: str = "") -> Composed:
+    def summed(self, table: str, keys: Sequence[str], where: str = "") -> str:
         """Sums over shards, by keys; groups without entities are left out."""
-        sums = [
-            SQL(_OVER_SHARDS[each.kind]).format(Identifier(each.name)) for each in self.accumulators
-        ]
-        names = [Identifier(name) for name in keys]
-        query = SQL("SELECT {} FROM {}{}").format(
-            SQL(", ").join([*names, *sums]), table, SQL(where)
-        )
-        if names:
-            query += SQL(" GROUP BY {} HAVING sum(n) <> 0").format(identifiers(keys))
-        return query
+        sums = [_OVER_SHARDS[each.kind].format(quoted(each.name)) for each in self.accumulators]
+        query = f"SELECT {', '.join([*map(quoted, keys), *sums])} FROM {table}{where}"
+        return query + (f" GROUP BY {identifiers(keys)} HAVING sum(n) <> 0" if keys else "")
 
-    def reader(self, table: Composable) -> Composed:
+    def read(self, names: Names, *, limited: bool = True) -> str:
         """The SELECT list, computed from groups and accumulators."""
-        return self._read(table, limited=True)
+        kept, ties = self.read_from(names), after(self.shown.order, self.group_names)
+        return self.shown.select(self._shown_columns, kept, ties, limited=limited)
 
-    def unlimited(self, table: Composable) -> Composed:
-        """The same without LIMIT."""
-        return self._read(table, limited=False)
+    def read_from(self, names: Names) -> str:
+        """The relation with the columns that outputs are computed from."""
+        return f"({self.compared(names)}) AS kept"
 
-    def read_from(self, table: Composable) -> Composed:
-        """The FROM clause with the columns that outputs are computed from."""
-        return SQL("({}) AS kept").format(self.kept(table))
-
-    def read_where(self, table: Composable, where: str) -> Composed:
+    def read_where(self, table: str, where: str) -> str:
         """Outputs of the groups for which a condition on the table's columns holds."""
-        return SQL("SELECT {} FROM ({}) AS kept").format(
-            SQL(", ").join(self._shown_columns), self.summed(table, self.keys, where)
-        )
+        return f"SELECT {self._shown_columns} FROM ({self.summed(table, self.key, where)}) AS kept"
 
     @property
-    def _shown_columns(self) -> list[Composed]:
-        return [
-            SQL("{} AS {}").format(SQL(each.postgres_sql), Identifier(each.name))
-            for each in self.outputs
-        ]
-
-    def _read(self, table: Composable, *, limited: bool) -> Composed:
-        columns = SQL(", ").join(self._shown_columns)
-        query = SQL("SELECT {} FROM {}").format(columns, self.read_from(table))
-        return query + self.shown.after(after(self.shown.order, self.group_names), limited=limited)
+    def _shown_columns(self) -> str:
+        return ", ".join(output_text((each.postgres_sql, each.name)) for each in self.outputs)
 
     @property
     def _fields(self) -> list[tuple[str, str]]:

@@ -6,13 +6,12 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed
 
 from everstate.changes import EntityType
 from everstate.changes.keys import column_fault
@@ -22,6 +21,7 @@ from everstate.views.kinds.kind import (
     BatchSource,
     Explained,
     Layout,
+    Names,
     TableColumn,
     ViewPlan,
     identifiers,
@@ -44,22 +44,11 @@ class PythonPlan(ViewPlan):
     columns_given: tuple[pa.Field, ...] = ()
     state: tuple[pa.Field, ...] = ()
     """Fields of the states that the function gets."""
-    python: PythonDefinition | None = None
     kind: ClassVar[str] = "python"
     source: ClassVar[BatchSource] = "changes"
+    key: ClassVar[tuple[str, ...]] = _OWN
     is_plain_sql: ClassVar[bool] = False
     rides: ClassVar[bool] = False
-
-    @property
-    def definition(self) -> Mapping[str, Any]:
-        """Its definition in the registry: the function by name, and its columns."""
-        assert self.python is not None
-        return self.python.stored
-
-    @property
-    def key_columns(self) -> int:
-        """Key and place."""
-        return len(_OWN)
 
     @property
     def defined(self) -> tuple[str, ...]:
@@ -68,13 +57,21 @@ class PythonPlan(ViewPlan):
 
     def table(self, version: int) -> PythonTable:
         """The rows of a key are replaced when it changes."""
-        assert self.python is not None
+        assert isinstance(self.declared, PythonDefinition)
         return PythonTable(
-            *(self.name, version, self.fingerprint, self.python.function),
-            columns=self.columns_given,
+            view=self.name,
+            version=version,
+            fingerprint=self.fingerprint,
+            function=self.declared.function,
+            returned=self.columns_given,
             fields=self.state,
             history=history_of(self.entity),
         )
+
+    @property
+    def function(self) -> PythonTable:
+        """The function, and what it gets."""
+        return self.table(0)
 
     def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
         """Key, place, and the columns that the function returns."""
@@ -95,8 +92,9 @@ class PythonPlan(ViewPlan):
         fields = ", ".join(f"'{f.name}', {side}.`{f.name}`" for f in self.state)
         return f"CASE WHEN {side} IS NOT NULL THEN named_struct({fields}) END"
 
-    def batch_sql(self, table: str) -> str:
+    def batch(self, tables: Sequence[str]) -> str:
         """All changes as the function's argument; a task has all changes of its keys, sorted."""
+        (table,) = tables
         own = "key, version, kind, occurred_at, recorded_at"
         return (
             f"SELECT {own}, {self.columns('change')} AS argument FROM {table} "
@@ -108,13 +106,13 @@ class PythonPlan(ViewPlan):
         """The columns that the function returns, and the key."""
         return (*((name, name) for name in self.defined), ("key", "_key"))
 
-    def kept(self, table: Composable) -> Composed:
+    def compared(self, names: Names) -> str:
         """All columns."""
-        return SQL("SELECT {} FROM {}").format(identifiers((*_OWN, *self.defined)), table)
+        return f"SELECT {identifiers((*_OWN, *self.defined))} FROM {names.table(self.name)}"
 
-    def reader(self, table: Composable) -> Composed:
+    def read(self, names: Names, *, limited: bool = True) -> str:
         """The columns that the function returns, and the key."""
-        return SQL("SELECT {}, key AS _key FROM {}").format(identifiers(self.defined), table)
+        return f"SELECT {identifiers(self.defined)}, key AS _key FROM {names.table(self.name)}"
 
     @property
     def explained(self) -> Explained:
@@ -128,7 +126,7 @@ class PythonPlan(ViewPlan):
 
 def python_plan(definition: PythonDefinition, entity_type: EntityType) -> PythonPlan:
     """The plan of a view in Python; raises InvalidView."""
-    schema = entity_type.arrow_schema
+    schema = entity_type.read_schema
     names = definition.fields if definition.fields is not None else tuple(schema.names)
     for name in names:
         if name not in schema.names:
@@ -159,30 +157,18 @@ def python_plan(definition: PythonDefinition, entity_type: EntityType) -> Python
                 f"the name of the column {field.name!r} {fault}.",
                 advice="Give it another name.",
             )
-    state = tuple(_nullable(schema.field(name)) for name in names)
+    state = tuple(map(schema.field, names))
     parts = [f"python/{_FORMAT}", entity_type.name, str(definition.version)]
     parts += [str(field) for field in (*state, *given)] + [meaning]
     return PythonPlan(
         definition.name,
         entity_type.name,
         hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32],
+        definition,
         fields=tuple(sorted(names)),
         columns_given=given,
         state=state,
-        python=definition,
     )
-
-
-def _nullable(given: pa.Field) -> pa.Field:
-    """A field with every part nullable: messages may lack any field."""
-    kind = given.type
-    if pa.types.is_struct(kind):
-        kind = pa.struct([_nullable(part) for part in kind])
-    elif pa.types.is_list(kind):
-        kind = pa.list_(_nullable(kind.value_field))
-    elif pa.types.is_map(kind):
-        kind = pa.map_(kind.key_type, _nullable(kind.item_field))
-    return pa.field(given.name, kind)
 
 
 def _meaning(function: Callable[..., Any]) -> str | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed, Identifier
 from sqlglot import exp
 
 from everstate.views.grammar import Grammar, image_path, spark_text, suggestion
@@ -18,14 +17,17 @@ from everstate.views.kinds.kind import (
     Explained,
     Index,
     Layout,
+    Names,
     TableColumn,
     ViewPlan,
     identifiers,
+    output_text,
+    quoted,
 )
 from everstate.views.kinds.linear import check_order
 from everstate.views.kinds.shown import ALL, Shown
 from everstate.views.ordering import after, shown
-from everstate.views.tables import AppendTable, Image, RowTable
+from everstate.views.tables import Image, KeptTable
 
 KEY: Final = "key"
 
@@ -54,11 +56,7 @@ class RowPlan(ViewPlan):
     """Columns of the declared indexes."""
     kind: ClassVar[str] = "row"
     source: ClassVar[BatchSource] = "live"
-
-    @property
-    def key_columns(self) -> int:
-        """The entity's key."""
-        return 1
+    key: ClassVar[tuple[str, ...]] = (KEY,)
 
     @property
     def defined(self) -> tuple[str, ...]:
@@ -70,10 +68,10 @@ class RowPlan(ViewPlan):
         """Columns besides the key and the version."""
         return tuple(column for column in self.row if column.name != KEY)
 
-    def table(self, version: int) -> RowTable | AppendTable:
+    def table(self, version: int) -> KeptTable:
         """The newest version of each key wins."""
         names = tuple(column.name for column in self.columns_beside)
-        return RowTable(self.name, version, self.fingerprint, names)
+        return KeptTable(self.name, version, self.fingerprint, "row", names, ("current",))
 
     def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
         """Key, version, and the columns as Spark types them."""
@@ -81,7 +79,7 @@ class RowPlan(ViewPlan):
         check_order(self.name, self.shown, {by.text: known[by.text] for by in self.shown.order})
         own = (TableColumn(KEY), TableColumn("version"))
         columns = (TableColumn(c.name, types[c.name], c.output) for c in self.columns_beside)
-        return Layout((*own, *columns), self.own, self.indexes())
+        return Layout((*own, *columns), self.key, self.indexes())
 
     def indexes(self) -> tuple[Index, ...]:
         """Declared indexes, and with LIMIT one in the order, so that only n rows are read."""
@@ -96,7 +94,7 @@ class RowPlan(ViewPlan):
     def explained(self) -> Explained:
         """What is stored for it, and what that costs."""
         every = "for which WHERE is true" if self.where_sql is not None else "that exists"
-        found = [f"one row by {', '.join(self.own)}, by index"]
+        found = [f"one row by {', '.join(self.key)}, by index"]
         found += [f"by {', '.join(map(self._output, c))}: by index" for c in self.looked_up_by]
         if self.shown.limit is not None:
             found = [f"{self.shown.limit:,} rows, by an index in their order"]
@@ -114,53 +112,40 @@ class RowPlan(ViewPlan):
     @property
     def ties(self) -> tuple[By, ...]:
         """Tie-breakers of the order."""
-        return after(self.shown.order, self.own)
-
-    @property
-    def own(self) -> tuple[str, ...]:
-        """Key columns of the rows."""
-        return (KEY,)
+        return after(self.shown.order, self.key)
 
     @property
     def shown_key(self) -> tuple[str, ...]:
         """The entity's key; for a view of changes with its version."""
-        return tuple(f"_{name}" for name in self.own)
+        return tuple(f"_{name}" for name in self.key)
 
     def columns(self, image: Image) -> str:
         """The row delta of one image."""
         return row_delta(image, struct(self._fields), self.where_sql)
 
-    def batch_sql(self, table: str) -> str:
+    def batch(self, tables: Sequence[str]) -> str:
         """Key, version, and the row of each live entity."""
         own = ("__key AS key", "__version AS version")
-        return of_live(table, self._fields, self.where_sql, *own)
+        return of_live(tables, self._fields, self.where_sql, *own)
 
-    def kept(self, table: Composable) -> Composed:
+    def compared(self, names: Names) -> str:
         """The same columns."""
-        names = (KEY, "version", *(column.name for column in self.columns_beside))
-        return SQL("SELECT {} FROM {}").format(identifiers(names), table)
+        columns = (KEY, "version", *(column.name for column in self.columns_beside))
+        return f"SELECT {identifiers(columns)} FROM {names.table(self.name)}"
 
-    def reader(self, table: Composable) -> Composed:
+    def read(self, names: Names, *, limited: bool = True) -> str:
         """The SELECT list, and key and version of the entity."""
-        return self._read(table, limited=True)
+        columns, kept = ", ".join(self.read_columns()), self.rows_shown(names.table(self.name))
+        return self.shown.select(columns, f"{kept} AS kept", self.ties, limited=limited)
 
-    def unlimited(self, table: Composable) -> Composed:
-        """The same without LIMIT."""
-        return self._read(table, limited=False)
+    def rows_shown(self, table: str) -> str:
+        """The relation with the rows of the table that are shown."""
+        return table
 
-    def _read(self, table: Composable, *, limited: bool) -> Composed:
-        columns = SQL(", ").join(self.read_columns())
-        query = SQL("SELECT {} FROM {} AS kept").format(columns, table)
-        return query + self.shown.after(self.ties, limited=limited)
-
-    def read_columns(self) -> list[Composable]:
+    def read_columns(self) -> list[str]:
         """The columns that readers see, by name."""
-        columns: list[Composable] = [
-            SQL("{} AS {}").format(Identifier(c.name), Identifier(c.output))
-            for c in self.row
-            if c.output is not None
-        ]
-        return [*columns, SQL("key AS _key"), SQL("version AS _version")]
+        columns = [(quoted(c.name), c.output) for c in self.row if c.output is not None]
+        return [*map(output_text, columns), "key AS _key", "version AS _version"]
 
     @property
     def _fields(self) -> list[tuple[str, str]]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Identifier
 
 from everstate.errors import InvalidView
 from everstate.views.grammar import Grammar, suggestion
 from everstate.views.kinds.images import fingerprint
-from everstate.views.kinds.kind import Explained, Index, Layout, TableColumn
+from everstate.views.kinds.kind import Explained, Index, Layout, TableColumn, quoted
 from everstate.views.kinds.row import RowPlan, named_column, refuse_outputs
 
 WORDS: Final = "_words"
@@ -63,9 +62,9 @@ class SearchPlan(RowPlan):
         """The indexes of a view of rows, and the index of words."""
         return (*super().indexes(), Index("words", (WORDS,), of_words=True))
 
-    def read_columns(self) -> list[Composable]:
+    def read_columns(self) -> list[str]:
         """The columns that readers see, and the words."""
-        return [*super().read_columns(), SQL("{}").format(Identifier(WORDS))]
+        return [*super().read_columns(), quoted(WORDS)]
 
 
 def search_plan(grammar: Grammar, base: RowPlan) -> SearchPlan:

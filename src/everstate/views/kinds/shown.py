@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from psycopg.sql import SQL, Composed
-
 from everstate.views.kinds.kind import By
 
 _NAME: Final = re.compile(r"\w+|\"[^\"]+\"")
@@ -35,13 +33,14 @@ class Shown:
         clauses += [str(self.limit), str(self.offset)]
         return clauses if self != ALL else []
 
-    def after(self, ties: Iterable[By], *, limited: bool = True) -> Composed:
-        """The end of a reader's query; ``ties``: tie-breakers of the order.
+    def select(self, columns: str, kept: str, ties: Iterable[By], *, limited: bool) -> str:
+        """A reader's query; ``kept``: a relation of that name; ``ties``: tie-breakers of the order.
 
-        The columns come from a relation that is called `kept`. Without ``limited`` there is no
-        LIMIT and no OFFSET.
+        Without ``limited`` there is no LIMIT and no OFFSET.
         """
-        parts = [f" WHERE {self.having}"] if self.having is not None else []
+        parts = [f"SELECT {columns} FROM {kept}"]
+        if self.having is not None:
+            parts.append(f" WHERE {self.having}")
         if self.order:
             terms = [_of_kept(by).sql for by in (*self.order, *ties) if not _is_constant(by)]
             parts.append(f" ORDER BY {', '.join(terms)}" if terms else "")
@@ -49,7 +48,7 @@ class Shown:
             parts.append(f" LIMIT {self.limit}")
         if limited and self.offset:
             parts.append(f" OFFSET {self.offset}")
-        return Composed([SQL("".join(parts))])
+        return "".join(parts)
 
 
 def _of_kept(by: By) -> By:

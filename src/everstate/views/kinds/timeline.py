@@ -6,19 +6,25 @@ A timeline has no table of its own: it is read from `history`, so that it agrees
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidView
 from everstate.views.definition import TimelineDefinition
 from everstate.views.grammar import suggestion
-from everstate.views.kinds.composed import ComposedPlan
-from everstate.views.kinds.kind import BatchSource, Explained, Names
+from everstate.views.kinds.kind import (
+    BatchSource,
+    Explained,
+    Names,
+    ViewPlan,
+    identifiers,
+    output_text,
+    quoted,
+)
 from everstate.views.names import length_fault
 from everstate.views.tables import HISTORY_FINGERPRINT, history_of
 
@@ -35,24 +41,19 @@ _OWN: Final = ("key", "version", "valid_from", "valid_to", *_OF_CHANGE)
 
 
 @dataclass(frozen=True)
-class TimelinePlan(ComposedPlan):
+class TimelinePlan(ViewPlan):
     """The values of some attributes of each entity, one row for each time that one changed."""
 
     attributes: tuple[tuple[str, pa.DataType], ...] = ()
     """Dotted names, and their types."""
-    timeline: TimelineDefinition | None = None
     kind: ClassVar[str] = "timeline"
+    source: ClassVar[BatchSource] = "changes"
+    key: ClassVar[tuple[str, ...]] = ("key", "version")
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The name of the history."""
         return (history_of(self.entity),)
-
-    @property
-    def definition(self) -> Mapping[str, Any]:
-        """Its attributes, and its input."""
-        assert self.timeline is not None
-        return {**self.timeline.stored, "inputs": list(self.inputs)}
 
     @property
     def explained(self) -> Explained:
@@ -64,16 +65,6 @@ class TimelinePlan(ComposedPlan):
         )
 
     @property
-    def reads(self) -> BatchSource:
-        """Every accepted change."""
-        return "changes"
-
-    @property
-    def key_columns(self) -> int:
-        """Key and version."""
-        return 2
-
-    @property
     def defined(self) -> tuple[str, ...]:
         """Columns that readers see."""
         return ("key", *self._names, "valid_from", "valid_to", *_OF_CHANGE, "version")
@@ -81,7 +72,7 @@ class TimelinePlan(ComposedPlan):
     @property
     def shown_key(self) -> tuple[str, ...]:
         """Key and version of the entity."""
-        return ("key", "version")
+        return self.key
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -92,50 +83,49 @@ class TimelinePlan(ComposedPlan):
         """Names without dots, which Spark would read as nested fields, and that are not taken."""
         return tuple(f"a{place}" for place in range(len(self.attributes)))
 
-    def read(self, names: Names) -> Composed:
-        """One row for each period in which no attribute changed."""
+    @property
+    def read_of_batch(self) -> tuple[tuple[str, str], ...]:
+        """The columns that readers see."""
         plain = dict(zip(self._names, self._plain_names, strict=True))
-        shown = [
-            SQL("{} AS {}").format(Identifier(plain.get(name, name)), Identifier(name))
-            for name in self.defined
-        ]
-        return SQL("SELECT {} FROM ({}) AS timeline").format(
-            SQL(", ").join(shown), self._query(names)
-        )
+        return tuple((plain.get(name, name), name) for name in self.defined)
 
-    def compared(self, names: Names) -> Composed:
+    def read(self, names: Names, *, limited: bool = True) -> str:
+        """One row for each period in which no attribute changed."""
+        shown = ", ".join(output_text((quoted(of), name)) for of, name in self.read_of_batch)
+        return f"SELECT {shown} FROM ({self._query(names)}) AS timeline"
+
+    def compared(self, names: Names) -> str:
         """The same with the key first."""
-        shown = SQL(", ").join(map(Identifier, (*_OWN, *self._plain_names)))
-        return SQL("SELECT {} FROM ({}) AS timeline").format(shown, self._query(names))
+        columns = identifiers((*_OWN, *self._plain_names))
+        return f"SELECT {columns} FROM ({self._query(names)}) AS timeline"
 
-    def _query(self, names: Names) -> Composed:
+    def _query(self, names: Names) -> str:
         """The periods, with :attr:`_plain_names`: an attribute may have any name used here."""
-        values = [
-            SQL("{} AS {}").format(names.field(name.split("."), kind), Identifier(plain))
-            for (name, kind), plain in zip(self.attributes, self._plain_names, strict=True)
-        ]
-        of_change = [SQL(f"{text} AS {name}") for name, (text, _) in _OF_CHANGE.items()]
-        given = SQL("SELECT key, version, as_of, state IS NOT NULL AS there, {} FROM {}").format(
-            SQL(", ").join([*of_change, *values]), names.view(history_of(self.entity))
+        columns = [f"{text} AS {name}" for name, (text, _) in _OF_CHANGE.items()]
+        before = ["lag(there) OVER w AS was_there"]
+        changed = ["there IS DISTINCT FROM coalesce(was_there, false)"]
+        for (name, kind), plain in zip(self.attributes, self._plain_names, strict=True):
+            columns.append(output_text((names.field(name.split("."), kind), plain)))
+            before.append(f"lag({plain}) OVER w AS was_{plain}")
+            changed.append(f"{plain} IS DISTINCT FROM was_{plain}")
+        given = (
+            f"SELECT key, version, as_of, state IS NOT NULL AS there, {', '.join(columns)} "
+            f"FROM {names.view(history_of(self.entity))}"
         )
-        before: list[Composable] = [SQL("lag(there) OVER w AS was_there")]
-        changed: list[Composable] = [SQL("there IS DISTINCT FROM coalesce(was_there, false)")]
-        for name in self._plain_names:
-            before.append(SQL(f"lag({name}) OVER w AS was_{name}"))
-            changed.append(SQL(f"{name} IS DISTINCT FROM was_{name}"))
-        steps = SQL(
-            "SELECT *, {} FROM ({}) AS given WINDOW w AS (PARTITION BY key ORDER BY version)"
-        ).format(SQL(", ").join(before), given)
+        steps = (
+            f"SELECT *, {', '.join(before)} FROM ({given}) AS given "
+            "WINDOW w AS (PARTITION BY key ORDER BY version)"
+        )
         # A value is valid until the next value, or until a deletion, which has no row of its own.
-        return SQL(
+        return (
             "SELECT * FROM (SELECT *, as_of AS valid_from, lead(as_of) OVER "
-            "(PARTITION BY key ORDER BY version) AS valid_to FROM ({}) AS steps WHERE {}) AS runs "
-            "WHERE there"
-        ).format(steps, SQL(" OR ").join(changed))
+            f"(PARTITION BY key ORDER BY version) AS valid_to FROM ({steps}) AS steps "
+            f"WHERE {' OR '.join(changed)}) AS runs WHERE there"
+        )
 
-    def batch(self, tables: Mapping[str, str]) -> str:
+    def batch(self, tables: Sequence[str]) -> str:
         """The same by Spark over all accepted changes."""
-        (table,) = tables.values()
+        (table,) = tables
         both = zip(self._names, self._plain_names, strict=True)
         values = ", ".join(f"current.{_quoted(name)} AS {plain}" for name, plain in both)
         of_change = ", ".join(f"{text} AS {name}" for name, (_, text) in _OF_CHANGE.items())
@@ -150,12 +140,6 @@ class TimelinePlan(ComposedPlan):
         runs = f"SELECT *, lead(as_of) {over} AS valid_to FROM ({steps}) WHERE NOT same"
         names = ", ".join(["valid_to", *_OF_CHANGE, *self._plain_names])
         return f"SELECT key, version, as_of AS valid_from, {names} FROM ({runs}) WHERE there"
-
-    def as_shown(self, tables: Mapping[str, str]) -> str:
-        """The same in the order of readers' columns."""
-        plain = dict(zip(self._names, self._plain_names, strict=True))
-        names = ", ".join(f"{plain.get(name, name)} AS `{name}`" for name in self.defined)
-        return f"SELECT {names} FROM ({self.batch(tables)})"
 
 
 def timeline_plan(definition: TimelineDefinition, entity_type: EntityType) -> TimelinePlan:
@@ -178,9 +162,9 @@ def timeline_plan(definition: TimelineDefinition, entity_type: EntityType) -> Ti
         definition.name,
         entity_type.name,
         hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32],
+        definition,
         fields=tuple(sorted({name.split(".")[0] for name in definition.attributes})),
         attributes=attributes,
-        timeline=definition,
     )
 
 

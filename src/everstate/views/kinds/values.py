@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Composed
 
 from everstate.errors import InvalidView
 from everstate.views.grammar import Grammar
 from everstate.views.kinds.images import fingerprint, struct
-from everstate.views.kinds.kind import Explained, Index, TableColumn, same_group
+from everstate.views.kinds.kind import Explained, Index, Names, TableColumn, same_group
 from everstate.views.kinds.linear import LinearPlan, linear_plan
 from everstate.views.outputs import Outputs, Pick
 from everstate.views.windows import VARIABLE, Windows
@@ -58,7 +57,7 @@ class ValuesPlan(LinearPlan):
     kind: ClassVar[str] = "values"
 
     @property
-    def keys(self) -> tuple[str, ...]:
+    def key(self) -> tuple[str, ...]:
         """Slot, group, and the values."""
         return (SLOT, *self.group_names, *(value.name for value in self.values))
 
@@ -122,32 +121,26 @@ class ValuesPlan(LinearPlan):
         groups = ((column.name, column.spark_sql) for column in self.group)
         return struct([(SLOT, str(slot)), *groups, *values, *sums])
 
-    def read_from(self, table: Composable) -> Composed:
+    def read_from(self, names: Names) -> str:
         """Groups with their sums, and the results over their values."""
-        own = self.summed(table, self.group_names, f" WHERE {SLOT} = {_OWN}")
-        query = SQL("({}) AS kept").format(own)
+        table = names.table(self.name)
+        query = f"({self.summed(table, self.group_names, f' WHERE {SLOT} = {_OWN}')}) AS kept"
         for place, picked in enumerate(self.picked):
-            query += SQL(" LEFT JOIN LATERAL ({}) AS picked{} ON true").format(
-                self._picked(table, picked), SQL(str(place))
-            )
-        return SQL("(SELECT * FROM {}) AS kept").format(query)
+            query += f" LEFT JOIN LATERAL ({self._picked(table, picked)}) AS picked{place} ON true"
+        return f"(SELECT * FROM {query}) AS kept"
 
-    def _picked(self, table: Composable, picked: Picked) -> Composed:
+    def _picked(self, table: str, picked: Picked) -> str:
         """A result over the values of the group that is read, by the index of the slot."""
         column = f"v{picked.slot}"
         same = same_group(self.group_names, "one", "kept")
         there = (
-            f" FROM {{}} AS one WHERE one.{SLOT} = {picked.slot} AND {same} "
+            f" FROM {table} AS one WHERE one.{SLOT} = {picked.slot} AND {same} "
             f"AND one.{column} IS NOT NULL GROUP BY one.{column} HAVING sum(one.n) > 0"
         )
         if picked.pick == "distinct":
-            text = f"SELECT count(*) AS {picked.name} FROM (SELECT 1{there}) AS counted"
-        else:
-            way = "DESC" if picked.pick == "max" else "ASC"
-            text = (
-                f"SELECT one.{column} AS {picked.name}{there} ORDER BY one.{column} {way} LIMIT 1"
-            )
-        return SQL(text).format(table)
+            return f"SELECT count(*) AS {picked.name} FROM (SELECT 1{there}) AS counted"
+        way = "DESC" if picked.pick == "max" else "ASC"
+        return f"SELECT one.{column} AS {picked.name}{there} ORDER BY one.{column} {way} LIMIT 1"
 
 
 def values_plan(

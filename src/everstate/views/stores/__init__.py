@@ -1,6 +1,5 @@
 """Stores of views. The pipeline uses this module, and imports no store by its name."""
 
-from everstate.views.stores.postgres.deferring import PART_CHANGES, deferred_offsets
 from everstate.views.stores.postgres.loading import LoadTask
 from everstate.views.stores.postgres.refreshing import JoinTables, marking, stop_marking
 from everstate.views.stores.postgres.refusals import is_of_a_view, reason_of
@@ -10,7 +9,6 @@ from everstate.views.stores.postgres.store import (
     install_core,
     point_core,
 )
-from everstate.views.stores.postgres.taking import take_part
 from everstate.views.stores.postgres.transaction import PostgresViewStore
 
 
@@ -20,19 +18,16 @@ def view_store(dsn: str, schema_name: str) -> PostgresViewStore:
 
 
 __all__ = [
-    "PART_CHANGES",
     "JoinTables",
     "LoadTask",
     "PostgresViewStore",
     "ViewTables",
     "close_store",
-    "deferred_offsets",
     "install_core",
     "is_of_a_view",
     "marking",
     "point_core",
     "reason_of",
     "stop_marking",
-    "take_part",
     "view_store",
 ]

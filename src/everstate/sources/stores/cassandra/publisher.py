@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +23,12 @@ from everstate.changes import (
 )
 from everstate.changes.json_numbers import number_of
 from everstate.changes.keys import EntityKey
-from everstate.closing import Closing
 from everstate.config import Config
-from everstate.errors import InvalidChange, RecordRefused, Unavailable
+from everstate.errors import EverstateError, InvalidChange, RecordRefused, Unavailable
 from everstate.log.publisher import OncePublisher, check_progress
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
-from everstate.retrying import until_stopped
+from everstate.runtime.worker import Worker
 from everstate.sources.stores.cassandra.bound import BATCH, BEGUN, check_log, read_batch
 from everstate.sources.stores.cassandra.schema import CassandraStatements, IndexStatements, install
 from everstate.sources.stores.cassandra.session import Database
@@ -56,8 +54,6 @@ _FENCE_AFTER_S: Final = 60.0
 _KNOWN_MAX: Final = 100_000
 _PUBLISH_S: Final = 30.0
 _OPEN_S: Final = 10.0
-_PAUSE_S: Final = 0.2
-_PAUSE_S_MAX: Final = 5.0
 _BLOCK_S: Final = 30.0
 
 _encode = msgspec.json.Encoder().encode
@@ -91,7 +87,7 @@ class _Batch:
         return _encode([(*key, version) for key, version in self.reached.items()])
 
 
-class Publisher(Closing):
+class Publisher(Worker):
     """Publishes the changes in Cassandra to `.changes` and `.state` of the log (C9).
 
     It polls the index of unpublished changes. For each key in it, it sends the changes after the
@@ -102,6 +98,9 @@ class Publisher(Closing):
 
     One process at a time, one thread; a second publisher of the keyspace fences the first.
     """
+
+    doing = "the publisher of Cassandra"
+    retry_s = (0.2, 5.0)
 
     def __init__(
         self,
@@ -127,6 +126,7 @@ class Publisher(Closing):
         self._publisher = OncePublisher(config, f"publisher-cassandra-{keyspace}", watched=watched)
         self._note_bytes_max = limit // 2
         self._batch_changes = config.cassandra.batch_changes
+        self.idle_s = config.cassandra.poll_ms / 1000
         self._published: dict[EntityKey, int] = {}
         """Published versions of recent keys; a cache, because no other process writes them."""
         self._resent: dict[UUID, int] = {}
@@ -144,29 +144,15 @@ class Publisher(Closing):
         if self._owned:
             self._database.close()
 
-    def run(self, stop: threading.Event) -> None:
-        """Publish changes until ``stop`` is set; waits while a server is down.
-
-        Raises Fenced when another publisher took over, and LogTruncated when the log lost batches
-        that were published.
-        """
-        step = until_stopped(
-            self.step,
-            stop,
-            waiting="the publisher waits",
-            log=logger,
-            passes=lambda error: isinstance(error, Unavailable),
-            pause_s=_PAUSE_S,
-            pause_s_max=_PAUSE_S_MAX,
-        )
-        idle_s = self._config.cassandra.poll_ms / 1000
-        while not stop.wait(0.0 if step() else idle_s):
-            pass
+    def may_pass(self, error: EverstateError) -> bool:
+        """Only of a server that is down."""
+        return isinstance(error, Unavailable)
 
     def step(self) -> int:
         """Publish one batch of unpublished changes; returns its number of changes.
 
-        Raises Unavailable when a server is down: nothing is lost, call again.
+        Raises Unavailable when a server is down: nothing is lost, call again. Raises Fenced when
+        another publisher took over, and LogTruncated when the log lost batches that were published.
         """
         try:
             self._open()

@@ -2,88 +2,35 @@
 
 from __future__ import annotations
 
-import select
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import psycopg
 from psycopg.errors import DeadlockDetected, SerializationFailure
-from psycopg.pq import TransactionStatus
 
+from everstate import postgres
 from everstate.errors import InvalidChange, Unavailable
 from everstate.telemetry import without_secret
 
 T = TypeVar("T")
-OutboxConnection: TypeAlias = psycopg.Connection[Any]
+OutboxConnection = postgres.Connection
 
-_CONNECT_S: Final = 10
 _TRIES_MAX: Final = 8
 _PAUSE_S: Final = 0.02
 
 # The temporary table of a call has no statistics, and a wrong estimate must not cause a scan of a
 # whole entity table: every join here uses a unique index.
-SETTINGS: Final = (
-    "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_seqscan=off"
-    " -c jit=off -c timezone=UTC"
-)
+SETTINGS: Final = "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_seqscan=off -c jit=off"
 
 
 class InsertedMeanwhile(Exception):
     """Another writer inserted one of the keys between lock and write; the attempt is repeated."""
 
 
-class Connections:
-    """Autocommit connections of one process, kept for the next use; threads may share it.
-
-    A server that is down is reported at once, and used again as soon as it is back.
-    """
-
-    def __init__(self, dsn: str, connections_max: int, name: str) -> None:
-        self._dsn, self._name = dsn, name
-        self._idle: list[OutboxConnection] = []
-        self._free = threading.BoundedSemaphore(connections_max)
-
-    @contextmanager
-    def lend(self) -> Iterator[OutboxConnection]:
-        """A connection for the block; waits while all are in use."""
-        with self._free:
-            connection = self._kept() or connect(self._dsn, self._name)
-            try:
-                yield connection
-            finally:
-                if connection.info.transaction_status is TransactionStatus.IDLE:
-                    self._idle.append(connection)
-                else:
-                    connection.close()
-
-    def close(self) -> None:
-        """Close what is not in use."""
-        while self._idle:
-            self._idle.pop().close()
-
-    def _kept(self) -> OutboxConnection | None:
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:  # another thread took the last one
-                return None
-            # On an idle connection the server sends nothing, except when it closes it.
-            if not connection.closed and not select.select([connection], [], [], 0)[0]:
-                return connection
-            connection.close()
-
-
 def connect(dsn: str, name: str) -> OutboxConnection:
     """One autocommit connection, for one thread."""
-    return psycopg.connect(
-        dsn,
-        autocommit=True,
-        options=SETTINGS,
-        application_name=name,
-        connect_timeout=_CONNECT_S,
-    )
+    return postgres.connect(dsn, options=SETTINGS, application_name=name)
 
 
 @contextmanager

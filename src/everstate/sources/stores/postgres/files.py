@@ -16,8 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import NoneType
-from typing import Any, Final, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -25,9 +24,9 @@ from pydantic_core import ErrorDetails
 from everstate.changes import EntityType
 from everstate.changes.accepting import NotAccepted, accept
 from everstate.changes.depth import TOO_DEEP
+from everstate.changes.fields import tree_of
 from everstate.changes.json_numbers import WrittenNumber, encode, number_of
-from everstate.changes.names import written_name
-from everstate.changes.unknown import EXTRA, reason_of
+from everstate.changes.unknown import EXTRA
 from everstate.errors import ImportFailed
 
 _NOT_A_NUMBER: Final = frozenset({"", "nan", "NaN", "NAN"})
@@ -123,7 +122,7 @@ def read_rows(
                 errors = cause.errors
                 if columns is not None and any(map(_is_of_header, errors)):
                     raise _misfit(path, entity_type, columns, errors) from cause
-                yield Read(row, None, _invalid_reason(entity_type, errors[0], state), done)
+                yield Read(row, None, _invalid_reason(cause, state), done)
             except ValueError as cause:
                 yield Read(row, None, str(cause), done)
     except OSError as cause:
@@ -160,17 +159,14 @@ def _entity(
     return accept(entity_type.model, state)
 
 
-def _invalid_reason(
-    entity_type: EntityType, error: ErrorDetails, state: bytes | Mapping[str, Any]
-) -> str:
+def _invalid_reason(refused: NotAccepted, state: bytes | Mapping[str, Any]) -> str:
     """Why a row is no valid entity: the field and the reason."""
-    if error["type"] == "json_invalid" and isinstance(state, bytes):
+    if refused.errors[0]["type"] == "json_invalid" and isinstance(state, bytes):
         try:
             state.decode()
         except UnicodeDecodeError:
             return _NOT_UTF_8
-    where = ".".join(str(part) for part in error["loc"]) or "state"
-    return f"{where}: {reason_of(entity_type.field_names, error)}"
+    return ": ".join(refused.problems("state")[0])
 
 
 def _check_columns(path: Path, columns: Sequence[str] | None, ignored: Collection[str]) -> None:
@@ -265,9 +261,7 @@ def _plain_name(cell: str) -> str:
 
 def _input_names(entity_type: EntityType) -> set[str]:
     """The names under which a file may have the fields of a model."""
-    fields = entity_type.model.model_fields.items()
-    given = {name for field, info in fields for name in (field, info.alias, info.validation_alias)}
-    return {name for name in given if isinstance(name, str)} | {*entity_type.field_names}
+    return {name for each in entity_type.columns for name in (each.name, each.written, *each.read)}
 
 
 def _header_cells(path: Path, separator: str, *, strict: bool) -> list[str]:
@@ -351,30 +345,23 @@ def _is_utf_8(text: str) -> bool:
 
 def _csv_columns(entity_type: EntityType) -> dict[str, Callable[[str], Any]]:
     """Converters of CSV cells by column; pydantic parses numbers and times from text itself."""
-    import pyarrow as pa
-
-    types = {column.name: column.type for column in entity_type.arrow_schema}
     convert: dict[str, Callable[[str], Any]] = {}
-    for field, column in columns_of(entity_type).items():
-        kind, info = types.get(column), entity_type.model.model_fields[field]
-        if kind is None:
-            continue
-        if pa.types.is_nested(kind):
+    for each in tree_of(entity_type.model).fields:
+        if each.tree.type in ("struct", "list", "map"):
             converter: Callable[[str], Any] = _nested
-        elif not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        elif each.tree.type != "text":
             converter = _scalar
-        elif NoneType in get_args(info.annotation):
+        elif each.takes_null:
             converter = _optional_text
         else:
             continue
-        names = (field, column, info.alias, info.validation_alias)
-        convert.update({name: converter for name in names if isinstance(name, str)})
+        convert.update(dict.fromkeys((each.name, each.written, *each.read), converter))
     return convert
 
 
 def columns_of(entity_type: EntityType) -> dict[str, str]:
     """Field of the model → its name in a state."""
-    return {name: written_name(name, info) for name, info in entity_type.model.model_fields.items()}
+    return {each.name: each.written for each in tree_of(entity_type.model).fields}
 
 
 def _nested(cell: str) -> Any:

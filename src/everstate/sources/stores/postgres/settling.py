@@ -101,11 +101,8 @@ class Settling:
                 f"{', '.join(lost)}: the row does not have it, and {key!r} is stored with a value; "
                 "--missing keep leaves it, --missing reset writes the model's default",
             )
-        computed = self._entity_type.model.model_computed_fields
-        dropped = {info.alias or name for name, info in computed.items()}
-        given = {name: value for name, value in (new | kept).items() if name not in dropped}
         try:
-            model = self._entity_type.validate_json(encode(given))
+            model = self._entity_type.validate_json(merged)
         except InvalidChange as error:
             raise UnreadableRow(number, f"{error.field}: {error.reason}") from error
         return self._entity_type.encode(model, "made").decode()

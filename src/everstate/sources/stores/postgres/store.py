@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
@@ -18,8 +19,8 @@ from everstate.changes.keys import check_key
 from everstate.config import Config
 from everstate.errors import ChangeTooLarge, InvalidQuery, Unavailable
 from everstate.log.collector import collector_paused
+from everstate.postgres import Connections
 from everstate.sources.stores.postgres.database import (
-    Connections,
     InsertedMeanwhile,
     OutboxConnection,
     connect,
@@ -114,9 +115,8 @@ class EntityStore(Store):
         self._forget_at = time.monotonic() + _FORGET_EVERY_S
         self._forgetting = threading.Lock()
         self._sql = Statements(entity_type.name)
-        self._connections = Connections(
-            self._dsn, connections_max, f"everstate-store-{entity_type.name}"
-        )
+        opened = partial(connect, self._dsn, f"everstate-store-{entity_type.name}")
+        self._connections = Connections(opened, connections_max)
 
     def close(self) -> None:
         """Close the connections."""

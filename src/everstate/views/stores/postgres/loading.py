@@ -20,7 +20,7 @@ from everstate.views.images import cut
 from everstate.views.stores.postgres import writes
 from everstate.views.stores.postgres.session import session
 from everstate.views.sums import grouped
-from everstate.views.tables import HistoryTable, KeptTable, SumTable
+from everstate.views.tables import KeptTable
 
 LoadedColumns = dict[str, pa.Array | pa.ChunkedArray]
 _ROWS_AT_ONCE: Final = 100_000
@@ -53,9 +53,9 @@ class LoadTask:
             return 0
         rows = pa.Table.from_batches(filled)
         columns: LoadedColumns = {name: rows[name] for name in rows.column_names}
-        if isinstance(self.table, SumTable):
+        if self.table.merge == "sum":
             columns |= {name: _grouped(columns[name]) for name in self.table.groups}
-        elif isinstance(self.table, HistoryTable):
+        elif self.table.merge == "history":
             columns |= cut(columns.pop("raw_value").to_pylist())._asdict()
         stage_name = writes.stage_name(f"{self.table.name}_load")
         with session(self.dsn) as found:

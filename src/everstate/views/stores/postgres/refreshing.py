@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import psycopg
 from psycopg import sql
-from psycopg.sql import Composable, Composed
 
-from everstate.views.control import Connection
+from everstate.postgres import Connection
 from everstate.views.kinds.join_sums import JoinSumsPlan
+from everstate.views.kinds.kind import identifiers, quoted
 from everstate.views.tables import physical
 
 _EVENTS: Final = (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD"))
@@ -49,13 +50,14 @@ class JoinTables:
         parts: Sequence[str],
     ) -> None:
         """``parts``: names of the tables of both sides' published versions."""
-        self._connection, self._schema, self._plan = connection, schema_name, plan
+        self._connection, self._plan = connection, plan
+        self._schema = quoted(schema_name)
         self._name = physical(plan.name, version)
-        self._parts = [sql.Identifier(schema_name, part) for part in parts]
-        ends = ("", *BESIDE)
+        self._parts = [f"{self._schema}.{quoted(part)}" for part in parts]
         self._result, self._by_key, self._changed = (
-            sql.Identifier(schema_name, f"{self._name}{end}") for end in ends
+            f"{self._schema}.{quoted(f'{self._name}{end}')}" for end in ("", *BESIDE)
         )
+        self._summed = (*plan.group_names, *plan.sum_names)
 
     def install(self) -> None:
         """Create missing tables and triggers; inside a transaction.
@@ -63,48 +65,43 @@ class JoinTables:
         Raises LockNotAvailable when a side's table is locked for more than 200 ms.
         """
         plan = self._plan
-        made = self._plan.contributions(self._parts)
+        made = plan.contributions(self._parts)
         for table, columns in (
             (self._result, self._summed),
-            (self._by_key, self._kept),
+            (self._by_key, (*plan.keys, *self._summed)),
             (self._changed, plan.keys),
         ):
             self._run(
-                "CREATE TABLE IF NOT EXISTS {} AS SELECT {} FROM ({}) AS made WITH NO DATA",
-                *(table, _names(columns), made),
+                f"CREATE TABLE IF NOT EXISTS {table} AS SELECT {identifiers(columns)} "
+                f"FROM ({made}) AS made WITH NO DATA"
             )
         if plan.group_names:
-            self._index("group", self._result, plan.group_names, "UNIQUE ", " NULLS NOT DISTINCT")
-        self._index("empty", self._result, ("n",), "", " WHERE n = 0")
-        self._index("key", self._by_key, plan.keys)
+            group = identifiers(plan.group_names)
+            self._index("group", f"{self._result} ({group}) NULLS NOT DISTINCT", "UNIQUE ")
+        self._index("empty", f"{self._result} (n) WHERE n = 0")
+        self._index("key", f"{self._by_key} ({identifiers(plan.keys)})")
         self._run("SET LOCAL lock_timeout = '200ms'")
         self._install_triggers()
         self._run("SET LOCAL lock_timeout = 0")
 
-    def _index(
-        self, end: str, table: Composable, names: Sequence[str], how: str = "", more: str = ""
-    ) -> None:
-        name = sql.Identifier(f"{self._name}_{end}")
-        text = f"CREATE {how}INDEX IF NOT EXISTS {{}} ON {{}} ({{}}){more}"
-        self._run(text, name, table, _names(names))
+    def _index(self, end: str, of: str, how: str = "") -> None:
+        self._run(f"CREATE {how}INDEX IF NOT EXISTS {quoted(f'{self._name}_{end}')} ON {of}")
 
     def _install_triggers(self) -> None:
-        mark = sql.Identifier(self._schema, f"{self._name}{MARK}")
+        mark = f"{self._schema}.{quoted(f'{self._name}{MARK}')}"
         keys = self._plan.keys
-        insert = sql.SQL("INSERT INTO {} ({}) SELECT DISTINCT {} FROM moved").format(
-            self._changed, _names(keys), _names([f"g{place}" for place in range(len(keys))])
+        groups = identifiers([f"g{place}" for place in range(len(keys))])
+        insert = (
+            f"INSERT INTO {self._changed} ({identifiers(keys)}) SELECT DISTINCT {groups} FROM moved"
         )
-        body = f"BEGIN {insert.as_string(self._connection)}; RETURN NULL; END"
-        self._run(
-            "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql AS {}",
-            *(mark, sql.Literal(body)),
-        )
+        body = sql.Literal(f"BEGIN {insert}; RETURN NULL; END").as_string(None)
+        self._run(f"CREATE OR REPLACE FUNCTION {mark}() RETURNS trigger LANGUAGE plpgsql AS {body}")
         for part in self._parts:
             for event, which in _EVENTS:
                 self._run(
-                    f"CREATE OR REPLACE TRIGGER {{}} AFTER {event} ON {{}} REFERENCING {which} "
-                    "TABLE AS moved FOR EACH STATEMENT EXECUTE FUNCTION {}()",
-                    *(sql.Identifier(f"{self._name}_{event.lower()}"), part, mark),
+                    f"CREATE OR REPLACE TRIGGER {quoted(f'{self._name}_{event.lower()}')} "
+                    f"AFTER {event} ON {part} REFERENCING {which} "
+                    f"TABLE AS moved FOR EACH STATEMENT EXECUTE FUNCTION {mark}()"
                 )
 
     def refresh(self, *, is_full: bool) -> Refreshed:
@@ -114,74 +111,59 @@ class JoinTables:
         """
         if is_full:
             return self._fill()
-        marked = sql.SQL("(SELECT FROM {} LIMIT 1) AS marked").format(self._changed)
-        if not self._count(marked):
+        if not self._count(f"(SELECT FROM {self._changed} LIMIT 1) AS marked"):
             return Refreshed(0, is_full=False)  # without the cost of a temporary table
-        keys = _names(self._plan.keys)
+        keys = identifiers(self._plan.keys)
         self._run(
-            "CREATE TEMP TABLE touched ON COMMIT DROP AS SELECT DISTINCT {} FROM {}",
-            *(keys, self._changed),
+            f"CREATE TEMP TABLE touched ON COMMIT DROP AS SELECT DISTINCT {keys} "
+            f"FROM {self._changed}"
         )
-        count = self._count(sql.SQL(_TOUCHED))
+        count = self._count(_TOUCHED)
         self._run(f"ANALYZE {_TOUCHED}")
-        self._run("CREATE TEMP TABLE fresh ON COMMIT DROP AS {}", self._contributed())
+        self._run(f"CREATE TEMP TABLE fresh ON COMMIT DROP AS {self._contributed()}")
         self._add()
         for condition in self._conditions(self._plan.keys):
-            self._run("DELETE FROM {} WHERE {}", self._by_key, sql.SQL(condition))
-        self._run("INSERT INTO {} SELECT * FROM pg_temp.fresh", self._by_key)
+            self._run(f"DELETE FROM {self._by_key} WHERE {condition}")
+        self._run(f"INSERT INTO {self._by_key} SELECT * FROM pg_temp.fresh")
         # Only the rows in this snapshot; keys that were inserted meanwhile stay.
-        self._run("DELETE FROM {}", self._changed)
+        self._run(f"DELETE FROM {self._changed}")
         return Refreshed(count, is_full=False)
 
     def _fill(self) -> Refreshed:
         for table in (self._by_key, self._result, self._changed):
-            self._run("DELETE FROM {}", table)
-        self._run("INSERT INTO {} {}", self._by_key, self._plan.contributions(self._parts))
-        query = sql.SQL("INSERT INTO {} ").format(self._result)
-        self._connection.execute(query + self._sums_of(self._by_key))
-        keys = sql.SQL("(SELECT DISTINCT {} FROM {}) AS keys").format(
-            _names(self._plan.keys), self._by_key
-        )
-        return Refreshed(self._count(keys), is_full=True)
+            self._run(f"DELETE FROM {table}")
+        self._run(f"INSERT INTO {self._by_key} {self._plan.contributions(self._parts)}")
+        self._run(f"INSERT INTO {self._result} {self._sums_of(self._by_key)}")
+        keys = f"SELECT DISTINCT {identifiers(self._plan.keys)} FROM {self._by_key}"
+        return Refreshed(self._count(f"({keys}) AS keys"), is_full=True)
 
     def _add(self) -> None:
         """Add the new sums of the keys to the result, and subtract their former sums."""
         plan = self._plan
-        new = sql.SQL("SELECT {} FROM pg_temp.fresh").format(_names(self._summed))
-        taken = [sql.SQL("-{}").format(sql.Identifier(name)) for name in plan.sum_names]
-        old = [
-            sql.SQL("SELECT {} FROM {} WHERE {}").format(
-                sql.SQL(", ").join([*map(sql.Identifier, plan.group_names), *taken]),
-                self._by_key,
-                sql.SQL(condition),
-            )
+        taken = [f"-{quoted(name)}" for name in plan.sum_names]
+        former = ", ".join([*map(quoted, plan.group_names), *taken])
+        rows = [f"SELECT {identifiers(self._summed)} FROM pg_temp.fresh"]
+        rows += [
+            f"SELECT {former} FROM {self._by_key} WHERE {condition}"
             for condition in self._conditions(plan.keys)
         ]
-        difference = sql.SQL("({}) AS difference").format(sql.SQL(" UNION ALL ").join([new, *old]))
+        difference = f"({' UNION ALL '.join(rows)}) AS difference"
         if not plan.group_names:
             # There is only one row, which replaces the former one.
+            added = f"(SELECT * FROM before UNION ALL SELECT * FROM {difference}) AS added"
             self._run(
-                "WITH before AS (DELETE FROM {} RETURNING *) INSERT INTO {} {}",
-                *(self._result, self._result),
-                self._sums_of(
-                    sql.SQL("(SELECT * FROM before UNION ALL SELECT * FROM {}) AS added").format(
-                        difference
-                    )
-                ),
+                f"WITH before AS (DELETE FROM {self._result} RETURNING *) "
+                f"INSERT INTO {self._result} {self._sums_of(added)}"
             )
             return
-        added = [
-            sql.SQL("{0} = kept.{0} + excluded.{0}").format(sql.Identifier(name))
-            for name in plan.sum_names
-        ]
+        sums = ", ".join(f"{n} = kept.{n} + excluded.{n}" for n in map(quoted, plan.sum_names))
         self._run(
-            "INSERT INTO {} AS kept {} ON CONFLICT ({}) DO UPDATE SET {}",
-            *(self._result, self._sums_of(difference), _names(plan.group_names)),
-            sql.SQL(", ").join(added),
+            f"INSERT INTO {self._result} AS kept {self._sums_of(difference)} "
+            f"ON CONFLICT ({identifiers(plan.group_names)}) DO UPDATE SET {sums}"
         )
-        self._run("DELETE FROM {} WHERE n = 0", self._result)
+        self._run(f"DELETE FROM {self._result} WHERE n = 0")
 
-    def _contributed(self) -> Composed:
+    def _contributed(self) -> str:
         """The sums that the touched keys add to each group now."""
         places = [f"g{place}" for place in range(len(self._plan.keys))]
         found, *apart = self._conditions(places)
@@ -189,9 +171,8 @@ class JoinTables:
         # A key with a null joins with no row; in a LEFT JOIN its left rows stay, with a null
         # right side.
         for condition in apart:
-            query += sql.SQL(" UNION ALL {}").format(
-                self._plan.contributions(self._parts, [f" WHERE {condition}", " WHERE false"])
-            )
+            more = self._plan.contributions(self._parts, [f" WHERE {condition}", " WHERE false"])
+            query += f" UNION ALL {more}"
         return query
 
     def _conditions(self, columns: Sequence[str]) -> list[str]:
@@ -204,38 +185,23 @@ class JoinTables:
             found.append(f"({absent}) AND EXISTS (SELECT FROM {_TOUCHED} WHERE {touched})")
         return found
 
-    @property
-    def _summed(self) -> tuple[str, ...]:
-        return (*self._plan.group_names, *self._plan.sum_names)
-
-    @property
-    def _kept(self) -> tuple[str, ...]:
-        return (*self._plan.keys, *self._summed)
-
-    def _sums_of(self, table: Composable) -> Composed:
+    def _sums_of(self, table: str) -> str:
         """A query of the groups of a table, and its sums in the types of the result."""
         sums = [
-            sql.SQL(
-                f"coalesce(sum({{0}}), 0){'::bigint' if kind == 'count' else ''} AS {{0}}"
-            ).format(sql.Identifier(name))
+            f"coalesce(sum({quoted(name)}), 0){'::bigint' if kind == 'count' else ''} "
+            f"AS {quoted(name)}"
             for name, kind, _ in self._plan.sums
         ]
-        groups = list(map(sql.Identifier, self._plan.group_names))
-        query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join([*groups, *sums]), table)
-        if groups:
-            query += sql.SQL(" GROUP BY {}").format(_names(self._plan.group_names))
-        return query
+        groups = self._plan.group_names
+        query = f"SELECT {', '.join([*map(quoted, groups), *sums])} FROM {table}"
+        return query + (f" GROUP BY {identifiers(groups)}" if groups else "")
 
-    def _count(self, table: Composable) -> int:
-        row = self._connection.execute(sql.SQL("SELECT count(*) FROM {}").format(table)).fetchone()
+    def _count(self, table: str) -> int:
+        row = self._run(f"SELECT count(*) FROM {table}").fetchone()
         return 0 if row is None else int(row[0])
 
-    def _run(self, text: str, *parts: Composable) -> None:
-        self._connection.execute(sql.SQL(text).format(*parts))
-
-
-def _names(names: Sequence[str]) -> Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, names))
+    def _run(self, statement: str) -> psycopg.Cursor[Any]:
+        return self._connection.execute(statement.encode())
 
 
 def marking(connection: Connection, schema_name: str, names: Collection[str]) -> list[str]:

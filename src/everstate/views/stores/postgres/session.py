@@ -6,11 +6,12 @@ import atexit
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
-from everstate.views.database import connect_views, is_away, unavailable
+from everstate.postgres import connect, is_away
+from everstate.views.database import unavailable
 
 _SETTINGS: Final = (
     "-c DateStyle=ISO -c client_min_messages=warning "
@@ -27,9 +28,7 @@ class StoreSession:
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
-        self.connection: psycopg.Connection[Any] = connect_views(
-            dsn, options=_SETTINGS, application_name="everstate views"
-        )
+        self.connection = connect(dsn, options=_SETTINGS, application_name="everstate views")
         self.staged: dict[str, str] = {}
         atexit.register(self.connection.close)
 

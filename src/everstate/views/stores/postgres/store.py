@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pyarrow as pa
 from psycopg import sql
@@ -11,13 +11,9 @@ from everstate.changes import EntityType
 from everstate.views.control import Control
 from everstate.views.kinds import LatestPlan, ViewPlan
 from everstate.views.stores.postgres import tables
-from everstate.views.stores.postgres.publishing import (
-    columns_of,
-    drop_reader,
-    holders,
-    point_reader,
-)
+from everstate.views.stores.postgres.publishing import ReaderName
 from everstate.views.stores.postgres.refreshing import BESIDE, drop_triggers
+from everstate.views.stores.postgres.tables import Readers
 from everstate.views.tables import physical
 
 
@@ -28,29 +24,10 @@ def install_core(control: Control, entity_type: EntityType) -> None:
 
 
 def point_core(control: Control, entity_type: EntityType) -> None:
-    """Let readers see `latest`; inside a transaction. Raises what `point_reader` raises."""
-    shown = columns_of(control.connection, control.schema_name, entity_type.name)
+    """Let readers see `latest`; inside a transaction. Raises what `ReaderName.point` raises."""
+    shown = ReaderName(control.connection, control.schema_name, entity_type.name).columns()
     for name, query in tables.latest_readers(control.schema_name, entity_type, shown).items():
-        point_reader(control.connection, control.schema_name, name, query)
-
-
-class Readers:
-    """Names of views and fields of states; see :class:`everstate.views.kinds.kind.Names`."""
-
-    def __init__(self, schema_name: str, version: int) -> None:
-        self._schema, self._version = schema_name, version
-
-    def table(self, name: str) -> sql.Identifier:
-        """A version's own table."""
-        return sql.Identifier(self._schema, physical(name, self._version))
-
-    def view(self, name: str) -> sql.Identifier:
-        """The relation that readers see under a name."""
-        return sql.Identifier(self._schema, name)
-
-    def field(self, path: Sequence[str], kind: pa.DataType) -> sql.Composed:
-        """A typed field of a state."""
-        return tables.typed_field(path, kind)
+        ReaderName(control.connection, control.schema_name, name).point(query)
 
 
 class ViewTables:
@@ -68,9 +45,9 @@ class ViewTables:
         tables.definitions(plan, plan.layout(types))
 
     def point(self, plan: ViewPlan, version: int) -> None:
-        """Point a view's name to a version; inside a transaction. See `point_reader`."""
+        """Point a view's name to a version; inside a transaction. See `ReaderName.point`."""
         query = plan.read(Readers(self._schema, version))
-        point_reader(self._connection, self._schema, plan.name, query)
+        ReaderName(self._connection, self._schema, plan.name).point(query)
 
     def empty(self, name: str, version: int) -> None:
         """Empty a version's table that no reader sees."""
@@ -87,26 +64,26 @@ class ViewTables:
 
     def drop_reader(self, name: str) -> None:
         """Drop a name that readers use; raises PublishRefused."""
-        drop_reader(self._connection, self._schema, name)
+        ReaderName(self._connection, self._schema, name).drop()
 
     def holders(self, name: str) -> list[str]:
         """Other sessions that hold a lock on a name, the oldest first."""
-        return holders(self._connection, self._schema, name)
+        return ReaderName(self._connection, self._schema, name).holders()
 
-    def kept(self, plan: ViewPlan, version: int) -> sql.Composed:
+    def kept(self, plan: ViewPlan, version: int) -> str:
         """Query of the rows of a version's table, in the columns of its batch."""
         return plan.compared(Readers(self._schema, version))
 
-    def unlimited(self, plan: ViewPlan, version: int) -> sql.Composed:
+    def unlimited(self, plan: ViewPlan, version: int) -> str:
         """Query of the rows that readers see of a version, without LIMIT."""
-        return plan.unlimited_read(Readers(self._schema, version))
+        return plan.read(Readers(self._schema, version), limited=False)
 
     def different_rows(self, plan: ViewPlan, version: int, other: int) -> int:
         """How many rows differ between two versions; both are read in one statement."""
         one, two = (plan.read(Readers(self._schema, each)) for each in (version, other))
-        query = sql.SQL(
-            "SELECT count(*) FROM ((({0}) EXCEPT ALL ({1})) UNION ALL (({1}) EXCEPT ALL ({0}))) "
-            "AS different"
-        ).format(one, two)
-        row = self._connection.execute(query).fetchone()
+        query = (
+            f"SELECT count(*) FROM ((({one}) EXCEPT ALL ({two})) UNION ALL "
+            f"(({two}) EXCEPT ALL ({one}))) AS different"
+        )
+        row = self._connection.execute(query.encode()).fetchone()
         return 0 if row is None else int(row[0])

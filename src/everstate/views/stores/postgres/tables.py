@@ -10,7 +10,7 @@ from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.errors import InvalidView
-from everstate.views.control.schema import Connection
+from everstate.postgres import Connection
 from everstate.views.kinds import (
     EXACT,
     By,
@@ -61,6 +61,25 @@ _OWN: Final = {
     "present": "boolean NOT NULL",
 }
 """Columns that are the same in every view's table."""
+
+
+class Readers:
+    """Names of views and fields of states; see :class:`everstate.views.kinds.kind.Names`."""
+
+    def __init__(self, schema_name: str, version: int) -> None:
+        self._schema, self._version = schema_name, version
+
+    def table(self, name: str) -> str:
+        """A version's own table."""
+        return self.view(physical(name, self._version))
+
+    def view(self, name: str) -> str:
+        """The relation that readers see under a name."""
+        return sql.Identifier(self._schema, name).as_string(None)
+
+    def field(self, path: Sequence[str], kind: pa.DataType) -> str:
+        """A typed field of a state."""
+        return typed_field(path, kind).as_string(None)
 
 
 def install(
@@ -114,7 +133,7 @@ def definitions(plan: ViewPlan, layout: Layout) -> sql.Composed:
 
 def latest_readers(
     schema_name: str, entity_type: EntityType, shown: Sequence[str] = ()
-) -> dict[str, sql.Composed]:
+) -> dict[str, str]:
     """Readers' queries over `latest`: live entities in typed columns, and `latest` itself.
 
     ``shown``: columns that readers see now. They keep their order, and others come after them, so
@@ -129,10 +148,11 @@ def latest_readers(
     names = [name for name in shown if name in columns]
     names += [name for name in columns if name not in names]
     typed = [sql.SQL("{} AS {}").format(columns[name], sql.Identifier(name)) for name in names]
-    live = sql.SQL("SELECT {} FROM {} WHERE state IS NOT NULL")
+    columns_shown = sql.SQL(", ").join(typed)
+    live = sql.SQL("SELECT {} FROM {} WHERE state IS NOT NULL").format(columns_shown, table)
     return {
-        entity_type.name: live.format(sql.SQL(", ").join(typed), table),
-        plan.name: plan.reader(table),
+        entity_type.name: live.as_string(None),
+        plan.name: plan.read(Readers(schema_name, 1)),
     }
 
 

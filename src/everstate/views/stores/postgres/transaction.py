@@ -13,11 +13,11 @@ import pyarrow as pa
 from psycopg import sql
 
 from everstate.errors import PositionMoved, Unavailable, ViewFailed, ViewStoreError
+from everstate.postgres import connect
 from everstate.views.batch import Batch
 from everstate.views.control import Control
 from everstate.views.control.verdicts import CoreTables
 from everstate.views.core import Again, Failure, Refused
-from everstate.views.database import connect_views
 from everstate.views.gate import GateRow, Ints, Keys
 from everstate.views.images import cut
 from everstate.views.stores.postgres import writes
@@ -32,7 +32,7 @@ from everstate.views.stores.postgres.refusals import (
 )
 from everstate.views.stores.postgres.session import StoreSession, session
 from everstate.views.stores.postgres.writes import GATE_STAGE, WritePlace
-from everstate.views.tables import Core, HistoryTable, KeptTable
+from everstate.views.tables import Core, KeptTable
 from everstate.views.trailing import Exceptions
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def commit(found: StoreSession, reached: Callable[[Control], bool], schema_name:
         found.connection.execute("COMMIT")
     except psycopg.OperationalError as lost:
         try:
-            with connect_views(found.dsn) as other:
+            with connect(found.dsn) as other:
                 done = reached(Control(other, schema_name))
         except psycopg.OperationalError:
             raise lost from None
@@ -305,7 +305,7 @@ class PostgresTrailing:
 
     def floors(self, batch: Batch) -> Mapping[str, datetime]:
         """Stored as-of times; only a history needs them, and has them."""
-        if not isinstance(self.table, HistoryTable):
+        if self.table.merge != "history":
             return {}
         query = sql.SQL(
             "SELECT DISTINCT ON (key) key, as_of FROM {} WHERE key = ANY(%s) "
@@ -376,6 +376,36 @@ class PostgresViewStore:
             opened.prepare()
             with _rolled_back(found):
                 yield opened
+
+    def take_deferred(
+        self, core: Core, table: KeptTable, partition: int, most: int, *, waits: bool = True
+    ) -> int | None:
+        """Apply a view's oldest deferred changes of a partition in one commit; returns how many.
+
+        At most ``most`` of them, which must be above 0, and those of one stored part. The core's
+        position row is locked first, as the core itself does, so that the core waits and no rider
+        is left behind. 0: there is none, or the view's position is of another plan meanwhile.
+        ``None``: the core is writing this partition just now, and ``waits`` is false. Raises
+        Unavailable, psycopg's errors.
+        """
+        with session(self.dsn) as found:
+            writes.prepare_view(found, self.schema_name, table)
+            control = Control(found.connection, self.schema_name)
+            with found.connection.transaction():
+                at = control.core_position(core, partition, hold=True, waits=waits)
+                if at is None and not waits:
+                    return None
+                if not control.hold_view(table, core.generation, partition):
+                    return 0
+                place = WritePlace(self.schema_name, core.generation, partition)
+                deferred = writes.deferred_of(found, place, table)
+                if (part := deferred.oldest()) is None:
+                    return 0
+                number, stored = part
+                batch = stored.first(most)
+                writes.merge_view(found, place, table, batch)
+                deferred.applied(number, stored.changes, batch.changes.num_rows)
+            return int(batch.changes.num_rows)
 
     def position(self, core: Core, partition: int) -> int | None:
         """The core's position in a partition."""

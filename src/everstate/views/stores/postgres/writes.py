@@ -17,25 +17,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
+from everstate.views.activity import activity
 from everstate.views.batch import Batch
-from everstate.views.control import Control
+from everstate.views.control.deferring import Deferred
 from everstate.views.images import cut_latest, text_of
-from everstate.views.stores.postgres import caches, whole_keys
-from everstate.views.stores.postgres.deferring import Deferred
+from everstate.views.stores.postgres import whole_keys
 from everstate.views.stores.postgres.session import StoreSession
 from everstate.views.stores.postgres.types import check_range, copied
 from everstate.views.sums import sum_deltas
 from everstate.views.tables import (
     HISTORY_COLUMNS,
     LATEST_COLUMNS,
-    AppendTable,
     Core,
-    HistoryTable,
     KeptTable,
+    Merge,
     PythonTable,
-    RowTable,
     Sum,
-    SumTable,
     planned_column,
 )
 
@@ -188,7 +185,7 @@ def _stage_latest(session: StoreSession, core: Core, batch: Batch) -> sql.Identi
     """Stage the newest change of each key, in the order of the keys."""
     changes, keys = batch.changes, batch.keys
     # With a history all images are extracted anyway; without one only the newest images are.
-    if any(isinstance(rider, HistoryTable) for rider in core.riders):
+    if any(rider.merge == "history" for rider in core.riders):
         provenance = batch.newest(batch.images.provenance)
         state = batch.newest(batch.images.state)
     else:
@@ -262,7 +259,7 @@ def write_next(
     follows = "kept.key = staged.key AND first_version > 1 AND kept.version = first_version - 1"
     update = "UPDATE {} AS kept SET ({}) = ROW({}) FROM {} AS staged WHERE " + follows
     values = sql.SQL(", ").join(row.values())
-    if not any(isinstance(rider, HistoryTable) for rider in core.riders):
+    if not any(rider.merge == "history" for rider in core.riders):
         done = merge(session, sql.SQL(update).format(table, _names(row), values, stage))
         return {} if done.rowcount == left else None
     in_time = update + " AND kept.as_of <= " + _MOMENT.format("first_at")
@@ -283,29 +280,34 @@ def _upsert_newest(
     names: Sequence[str],
     row: sql.Composable,
     condition: str = "",
+    greatest: Sequence[str] = (),
 ) -> None:
-    """Merge staged rows whose first two columns are key and version; the newest version wins."""
+    """Merge staged rows whose first two columns are key and version; the newest version wins.
+
+    ``greatest``: columns of which the greatest value stays.
+    """
+    rest = [name for name in names[1:] if name not in greatest]
+    also = "".join(f", {name} = greatest(kept.{name}, excluded.{name})" for name in greatest)
     merge(
         session,
         sql.SQL(
             "INSERT INTO {table} AS kept ({names}) SELECT {row} FROM {stage} AS staged "
             + condition
-            + " ORDER BY key ON CONFLICT (key) DO UPDATE SET ({rest}) = ROW({values}) "
-            "WHERE kept.version < excluded.version"
+            + " ORDER BY key ON CONFLICT (key) DO UPDATE SET ({rest}) = ROW({values})"
+            + also
+            + " WHERE kept.version < excluded.version"
         ).format(
             table=table,
             stage=stage,
             names=_names(names),
             row=row,
-            rest=_names(names[1:]),
-            values=sql.SQL(", ").join(sql.Identifier("excluded", name) for name in names[1:]),
+            rest=_names(rest),
+            values=sql.SQL(", ").join(sql.Identifier("excluded", name) for name in rest),
         ),
     )
 
 
-def write_history(
-    session: StoreSession, place: WritePlace, table: HistoryTable, batch: Batch
-) -> None:
+def write_history(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Append every change to `history`, in the order of its index: a fifth less work for it."""
     order = pa.array(batch.keys.order)
     plain = ("key", "version", "id", "kind", "occurred_at", "recorded_at", "schema_version")
@@ -326,22 +328,24 @@ def write_history(
     copy_rows(session, sql.Identifier(place.schema_name, table.name), columns)
 
 
-def write_rows(session: StoreSession, place: WritePlace, table: RowTable, batch: Batch) -> None:
-    """Put the newest row of each key into a view of rows; delete the row of a key without one."""
-    if table.lifetime_us is not None:
-        _write_cache(session, place, table, table.lifetime_us, batch)
-        return
+def _newest_rows(table: KeptTable, batch: Batch) -> dict[str, pa.Array]:
+    """The newest row of each key; one that the view does not show is not `present`."""
     images = batch.newest(batch.changes[planned_column(table, "current")])
-    columns: dict[str, pa.Array] = {
+    return {
         "key": batch.keys.names,
         "version": batch.newest(batch.changes["version"]),
         **dict(zip(table.columns, images.flatten(), strict=True)),
         "present": images.is_valid(),
     }
+
+
+def write_rows(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
+    """Put the newest row of each key into a view of rows; delete the row of a key without one."""
+    columns = _newest_rows(table, batch)
     stage = stage_of(stage_name(table.name))
     copy_rows(session, stage, columns)
     target = sql.Identifier(place.schema_name, table.name)
-    if images.null_count:
+    if columns["present"].false_count:
         gone = "DELETE FROM {} AS kept USING {} AS gone WHERE kept.key = gone.key "
         delete = sql.SQL(gone + "AND NOT gone.present").format(target, stage)
         merge(session, delete)
@@ -362,21 +366,25 @@ def write_whole_keys(
     copy_rows(session, target, {name: rows[name] for name in rows.column_names})
 
 
-def _write_cache(
-    session: StoreSession, place: WritePlace, table: RowTable, lifetime_us: int, batch: Batch
-) -> None:
-    """Put the newest state of each key into a view of rows that expire."""
-    columns = caches.columns_of(table, batch, place.partition)
+def write_cache(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
+    """Put the newest state of each key into a view of rows that expire, and delete expired ones.
+
+    Expired at the time of the partition's newest change: readers compare with the newest change of
+    all partitions, which is never older. The newest row stays, because its time is the present.
+    """
+    columns = _newest_rows(table, batch)
+    columns["shard"] = _constant(place.partition, len(batch.keys))
+    columns["activity"] = activity(batch)
     stage = stage_of(stage_name(table.name))
     copy_rows(session, stage, columns)
     target = sql.Identifier(place.schema_name, table.name)
-    caches.merge_rows(session, target, stage, list(columns))
-    caches.remove_expired(session, target, lifetime_us, place.partition)
+    names = tuple(columns)
+    _upsert_newest(session, target, stage, names, _names(names), greatest=("activity",))
+    shard = (place.partition, place.partition, table.lifetime_us)
+    session.connection.execute(sql.SQL(_EXPIRED).format(table=target), shard)
 
 
-def write_changes(
-    session: StoreSession, place: WritePlace, table: AppendTable, batch: Batch
-) -> None:
+def write_changes(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Append a row for each change for which the view's WHERE holds."""
     images = batch.changes[planned_column(table, "change")].combine_chunks()
     present = images.is_valid()
@@ -385,6 +393,10 @@ def write_changes(
     copy_rows(session, sql.Identifier(place.schema_name, table.name), {**own, **fields})
 
 
+_EXPIRED: Final = (
+    "DELETE FROM {table} WHERE shard = %s AND activity <= "
+    "(SELECT max(activity) FROM {table} WHERE shard = %s) - %s * INTERVAL '1 microsecond'"
+)
 _TOGETHER: Final[Mapping[Sum, str]] = {
     "count": "{0} = kept.{0} + excluded.{0}",
     "sum": "{0} = kept.{0} + excluded.{0}",
@@ -394,7 +406,7 @@ _TOGETHER: Final[Mapping[Sum, str]] = {
 """How a stored sum is combined with another one; nulls are ignored."""
 
 
-def write_sums(session: StoreSession, place: WritePlace, table: SumTable, batch: Batch) -> None:
+def write_sums(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Add the row deltas of the changes to a view of sums, in this partition's shard."""
     deltas = sum_deltas(table, batch.changes)
     if not deltas.num_rows:
@@ -431,33 +443,38 @@ def write_sums(session: StoreSession, place: WritePlace, table: SumTable, batch:
     )
 
 
-_MERGES: Final[Mapping[type, Callable[[StoreSession, WritePlace, Any, Batch], None]]] = {
-    RowTable: write_rows,
-    SumTable: write_sums,
-    AppendTable: write_changes,
-    HistoryTable: write_history,
-    PythonTable: write_whole_keys,
+_MERGES: Final[Mapping[Merge, Callable[[StoreSession, WritePlace, Any, Batch], None]]] = {
+    "row": write_rows,
+    "cache": write_cache,
+    "keys": write_whole_keys,
+    "sum": write_sums,
+    "append": write_changes,
+    "history": write_history,
 }
 
 
 def write_view(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Merge the changes that a view takes into its table; store throttled ones as deferred."""
     if table.has_rules:
-        control = Control(session.connection, place.schema_name)
-        batch = Deferred(control, table, place.generation, place.partition).pass_on(batch)
+        batch = deferred_of(session, place, table).pass_on(batch)
     if batch.changes.num_rows:
         merge_view(session, place, table, batch)
 
 
+def deferred_of(session: StoreSession, place: WritePlace, table: KeptTable) -> Deferred:
+    """The deferred changes of a view in a partition."""
+    at = (place.generation, place.partition)
+    return Deferred(session.connection, place.schema_name, table, *at)
+
+
 def merge_view(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Merge a batch into a view's table."""
-    _MERGES[type(table)](session, place, table, batch)
+    _MERGES[table.merge](session, place, table, batch)
 
 
 def prepare_view(session: StoreSession, schema_name: str, table: KeptTable) -> None:
     """Create a view's staging table, if it has one; call it outside a transaction."""
-    if isinstance(table, RowTable | SumTable):  # rows of others are copied directly into the table
+    if table.merge in ("row", "cache", "sum"):  # others are copied directly into the table
         # A view of rows that expire has the column itself.
-        is_marked = isinstance(table, RowTable) and table.lifetime_us is None
-        more = ("true AS present",) if is_marked else ()
+        more = ("true AS present",) if table.merge == "row" else ()
         prepare_stage(session, stage_name(table.name), like(schema_name, table.name, *more))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Final
 
 from everstate.app import App
-from everstate.cli.metrics import serving_figures
 from everstate.config import Config
-from everstate.errors import InvalidConfig
+from everstate.errors import Fenced, InvalidConfig, InvalidModelChange, SparkLost
 from everstate.parts import Journal, PartRun, run_parts, states_folder
+from everstate.runtime.figures import serving_figures
 from everstate.sources.ways import truths_of, ways_in
 
-CLEAN_PART = "clean-"
+CLEAN_PART: Final = "clean-"
 """Prefix of the name of the part that cleans a capture."""
 
 
@@ -48,19 +50,21 @@ def run_roles(
     if len(wanted) > 1 and set(wanted) != {Role.PIPELINE, Role.CLEAN}:
         names = ", ".join(wanted)
         raise InvalidConfig("--only", names, "one role, or pipeline and clean in one process")
-    first = Role.PIPELINE if len(wanted) > 1 else wanted[0]
-    with serving_figures(config, first.value):
-        if first is Role.PIPELINE:
-            clean = given or config if len(wanted) > 1 else None
-            run_pipeline(config, app, stop, clean=clean, deployment=deployment)
-        elif first is Role.CLEAN:
-            run_clean(config, app, stop, given=given)
-        elif first is Role.DERIVE:
-            run_derive(config, app, stop)
-        elif first is Role.ALERTS:
-            run_alerts(config, app, stop)
+    role = Role.PIPELINE if len(wanted) > 1 else wanted[0]
+    with serving_figures(config, role.value):
+        if role in (Role.PIPELINE, Role.CLEAN, Role.DERIVE):
+            _run_on_spark(wanted, role, config, app, stop, given or config, deployment)
+            return
+        if role is Role.ALERTS:
+            from everstate.attention.alerting import Alerting
+
+            parts: Mapping[str, PartRun] = Alerting(config, app).parts()
         else:
-            run_way_in(config, app, first, stop)
+            (way_in,) = (each for each in ways_in(config, app) if each.role == role)
+            parts = way_in.parts()
+        # Errors end a role of one part, which has no other part.
+        fatal = (BaseException,) if list(parts) == [role] else ()
+        run_parts(_journal(config, role), parts, stop, fatal=fatal)
 
 
 def processes_of(config: Config, app: App) -> dict[str, list[Role]]:
@@ -78,51 +82,45 @@ def processes_of(config: Config, app: App) -> dict[str, list[Role]]:
     return found
 
 
-def run_way_in(config: Config, app: App, role: Role, stop: threading.Event) -> None:
-    """Do the work of a way in's role. Errors end a role of one part, which has no other part."""
-    (way_in,) = (each for each in ways_in(config, app) if each.role == role)
-    parts = way_in.parts()
-    fatal = (BaseException,) if list(parts) == [role] else ()
-    run_parts(_journal(config, role), parts, stop, fatal=fatal)
-
-
-def run_pipeline(
+def _run_on_spark(
+    wanted: Sequence[Role],
+    role: Role,
     config: Config,
     app: App,
     stop: threading.Event,
-    *,
-    clean: Config | None = None,
-    deployment: int | None = None,
+    servers: Config,
+    deployment: int | None,
 ) -> None:
-    """Archive the changes and keep the views, in one Spark application.
+    """Run the parts of these roles in one Spark session.
 
-    ``clean``: clean the captures in it, too; the settings as for :func:`run_clean`.
+    A part that fails is started again without stopping the others. A lost JVM, or another process
+    that took this one's place, ends all parts; but each capture is fenced alone.
     """
     # Imported here: Spark takes a second that no other role should pay.
-    from everstate.pipeline.application import PipelineApplication
-
-    truths = truths_of(config, app)
-    more = {} if clean is None else clean_parts(config, app, clean)
-    PipelineApplication(config, app, truths, deployment=deployment, more=more).run(stop)
-
-
-def run_clean(
-    config: Config, app: App, stop: threading.Event, *, given: Config | None = None
-) -> None:
-    """Turn the raw rows of captures into changes, in a Spark application of its own.
-
-    ``given``: the settings without the addresses of running local servers.
-    """
-    from everstate.errors import SparkLost
+    from everstate.local import SentenceProgress, spark_jars
+    from everstate.pipeline.application import pipeline_parts
+    from everstate.pipeline.derive.application import raw_parts, with_slots
     from everstate.pipeline.spark.session import own_spark
 
-    journal = _journal(config, Role.CLEAN)
+    journal = _journal(config, role)
+    spark_jars(config, SentenceProgress(journal.doing))
     journal.doing("starting Spark")
-    with own_spark(config, app_name="everstate clean"):
-        run_parts(journal, clean_parts(config, app, given or config), stop, fatal=(SparkLost,))
+    fatal = (SparkLost,) if role is Role.CLEAN else (SparkLost, Fenced, InvalidModelChange)
+    slots = with_slots(config, app) if role is Role.DERIVE else config
+    with own_spark(slots, app_name=f"everstate {role} {app.name}") as spark, ExitStack() as opened:
+        parts: dict[str, PartRun] = {}
+        if Role.PIPELINE in wanted:
+            truths = truths_of(config, app)
+            keeping = pipeline_parts(spark, config, app, truths, deployment=deployment)
+            parts |= opened.enter_context(keeping)
+        if Role.CLEAN in wanted:
+            parts |= _clean_parts(config, app, servers)
+        if Role.DERIVE in wanted:
+            parts |= raw_parts(spark, slots, app)
+        run_parts(journal, parts, stop, fatal=fatal)
 
 
-def clean_parts(config: Config, app: App, servers: Config) -> dict[str, PartRun]:
+def _clean_parts(config: Config, app: App, servers: Config) -> dict[str, PartRun]:
     """A part for each capture, and parts that restart failed writers of raw topics.
 
     These are failed connectors, and the local Connect when it crashed. ``servers``: the settings
@@ -138,21 +136,6 @@ def clean_parts(config: Config, app: App, servers: Config) -> dict[str, PartRun]
         for name, opener in captures.cleanings().items()
     }
     return {**cleaning, **captures.parts()}
-
-
-def run_derive(config: Config, app: App, stop: threading.Event) -> None:
-    """Write the raw derived topics, in a Spark application of their own."""
-    # Imported here: Spark takes a second that no other role should pay.
-    from everstate.pipeline.derive.application import run_raw
-
-    run_raw(config, app, stop)
-
-
-def run_alerts(config: Config, app: App, stop: threading.Event) -> None:
-    """Check what needs attention, log alerts, and send them to the webhook."""
-    from everstate.attention.alerting import Alerting
-
-    run_parts(_journal(config, Role.ALERTS), Alerting(config, app).parts(), stop)
 
 
 def _journal(config: Config, role: Role) -> Journal:

@@ -1,13 +1,8 @@
-"""Deferred (throttled) changes of a view: stored with its position, and applied later.
-
-A part of them is applied in a transaction of its own. It locks the core's position row first, as
-the core itself does, so that the core waits for it and no rider is left behind.
-"""
+"""Deferred (throttled) changes of a view: stored with its position, and applied later."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +10,10 @@ import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 
+from everstate.postgres import Connection
 from everstate.views.batch import Batch
-from everstate.views.control import Control
+from everstate.views.control.deferred import DeferredChanges
+from everstate.views.control.schema import Schema
 from everstate.views.control.verdicts import unpacked
 from everstate.views.gate import Bools, Keys
 from everstate.views.policies import deferred, taken
@@ -27,8 +24,8 @@ DEFERRED_MAX: Final = 2_000_000
 PART_CHANGES: Final = 2_000
 """Most changes that are applied in one transaction, for which the core may have to wait."""
 _NEEDED: Final = ("offset", "key", "version", "occurred_at", "recorded_at")
-_APPENDED: Final = (*_NEEDED, "id", "kind", "schema_version", "raw_value")
 """Columns of changes that merges read besides the planned columns of the view."""
+_PLACE: Final = "view = %s AND version = %s AND generation = %s AND partition = %s"
 _IPC: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 _OFFSETS: Final = pa.ipc.IpcReadOptions(included_fields=[_NEEDED.index("offset")])
 
@@ -39,55 +36,57 @@ class DeferredFull(psycopg.DatabaseError):
     sqlstate = psycopg.errors.ProgramLimitExceeded.sqlstate
 
 
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """The deferred changes of one version of a view in one partition."""
+class Deferred(Schema):
+    """The deferred changes of one version of a view in one partition, in parts."""
 
-    control: Control
-    table: KeptTable
-    generation: int
-    partition: int
-
-    @property
-    def _place(self) -> tuple[str, int, int, int]:
-        return (self.table.view, self.table.version, self.generation, self.partition)
+    def __init__(
+        self,
+        connection: Connection,
+        schema_name: str,
+        table: KeptTable,
+        generation: int,
+        partition: int,
+    ) -> None:
+        super().__init__(connection, schema_name)
+        self._kept = table
+        self._place = (table.view, table.version, generation, partition)
 
     def pass_on(self, batch: Batch) -> Batch:
         """The changes that the view applies now; the others are stored, in the same transaction."""
-        batch = taken(self.table, batch)
-        later = deferred(self.table, batch, self._waits)
+        batch = taken(self._kept, batch)
+        later = deferred(self._kept, batch, self._waits)
         if not later.any():
             return batch
-        own = _APPENDED if self.table.merge == "append" else _NEEDED
-        kept = batch.changes.select([*own, *planned_columns(self.table)]).filter(pa.array(later))
-        self._defer(kept, batch.keys.hashes[batch.keys.by_row[later]])
+        needed = batch.changes.select([*_NEEDED, *planned_columns(self._kept)])
+        self._defer(needed.filter(pa.array(later)), batch.keys.hashes[batch.keys.by_row[later]])
         return Batch(batch.changes.filter(pa.array(~later)), batch.floors)
 
     def _waits(self, keys: Keys) -> Bools:
         """Whether each key has a deferred change, or, rarely, the same hash as such a key."""
-        marks = self._marks()
-        if not len(marks):
-            return np.zeros(len(keys), dtype=np.bool_)
-        return np.isin(keys.hashes, marks)
+        return np.isin(keys.hashes, self._marks())
 
     def _marks(self) -> npt.NDArray[np.uint32]:
         """Hashes of all keys with deferred changes; those of known parts are cached."""
-        parts = self.control.deferred_parts(self._place)
-        schema = (self.control.connection.info.dsn, self.control.schema_name)
-        known = _SEEN.setdefault((*schema, *self._place), {})
-        for gone in known.keys() - set(parts):
+        rows = self.run("SELECT id FROM {deferred} WHERE " + _PLACE, self._place)
+        parts = {part for (part,) in rows}
+        place = (self.connection.info.dsn, self.schema_name, *self._place)
+        known = _SEEN.setdefault(place, {})
+        for gone in known.keys() - parts:
             del known[gone]
-        missing = [part for part in parts if part not in known]
-        if missing:
-            for part, keys in self.control.deferred_keys(missing).items():
+        if missing := list(parts - known.keys()):
+            for part, keys in self.run(
+                "SELECT id, keys FROM {deferred} WHERE id = ANY(%s)", (missing,)
+            ):
                 known[part] = np.frombuffer(keys, dtype=np.uint32)
-        if not parts:
-            return np.empty(0, dtype=np.uint32)
-        return np.concatenate([known[part] for part in parts])
+        return np.concatenate([np.empty(0, dtype=np.uint32), *known.values()])
 
     def _defer(self, changes: pa.Table, marks: npt.NDArray[np.uint32]) -> None:
         """Store changes; ``marks`` has the hash of each one's key."""
-        waiting = self.control.deferred_count(self.table.view, self.table.version)
+        waiting: int = self.value(
+            "SELECT coalesce(sum(changes), 0)::bigint FROM {deferred} "
+            "WHERE view = %s AND version = %s",
+            self._place[:2],
+        )
         if waiting + changes.num_rows > DEFERRED_MAX:
             raise DeferredFull(
                 f"{waiting:,} throttled changes are waiting already, and at most {DEFERRED_MAX:,} "
@@ -96,24 +95,35 @@ class Deferred:
         for start in range(0, changes.num_rows, PART_CHANGES):
             part = changes.slice(start, PART_CHANGES)
             keys = np.unique(marks[start : start + PART_CHANGES]).tobytes()
-            self.control.defer(self._place, part.num_rows, _first(part), keys, _packed(part))
+            self.run(
+                "INSERT INTO {deferred} (view, version, generation, partition, changes, "
+                "first_offset, keys, rows) VALUES (%s, %s, %s, %s, %s, %s, %b, %b)",
+                (*self._place, part.num_rows, _first(part), keys, _packed(part)),
+            )
 
     def oldest(self) -> tuple[int, Batch] | None:
         """The oldest part: its number, and its planned changes."""
-        found = self.control.oldest_deferred(self._place)
+        query = "SELECT id, rows FROM {deferred} WHERE " + _PLACE + " ORDER BY id LIMIT 1"
+        found = self.run(query, self._place).fetchone()
         return None if found is None else (found[0], Batch(unpacked(found[1]), {}))
 
     def applied(self, part: int, changes: pa.Table, count: int) -> None:
-        """Forget the first ``count`` changes of a part, because they were applied."""
-        if count < changes.num_rows:
-            rest = changes.slice(count)
-            self.control.cut_deferred(part, rest.num_rows, _first(rest), _packed(rest))
-        else:
-            self.control.forget_deferred(part)
+        """Forget the first ``count`` changes of a part, because they were applied.
+
+        The keys of a part that is cut stay: later changes of these keys wait behind it.
+        """
+        if count >= changes.num_rows:
+            self.run("DELETE FROM {deferred} WHERE id = %s", (part,))
+            return
+        rest = changes.slice(count)
+        self.run(
+            "UPDATE {deferred} SET changes = %s, first_offset = %s, rows = %b WHERE id = %s",
+            (rest.num_rows, _first(rest), _packed(rest), part),
+        )
 
 
 def deferred_offsets(
-    control: Control, view: str, version: int
+    control: DeferredChanges, view: str, version: int
 ) -> Iterator[tuple[int, int, list[int]]]:
     """Generation, partition and offsets of each deferred part; call it in a transaction."""
     for generation, partition, rows in control.deferred_rows(view, version):

@@ -6,12 +6,13 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final
 
-from everstate.cli.supervisor import end_all
 from everstate.config import CONFIG_FILE
+from everstate.runtime.supervisor import end_all
 
 _NOT_WATCHED: Final = ("test_*.py", "*_test.py", "conftest.py")
 _NO_SOURCES: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -48,26 +49,8 @@ def source_folders(folder: Path) -> list[Path]:
     return found
 
 
-class FileChanges:
-    """Source files that changed since they were last taken."""
-
-    def __init__(self) -> None:
-        self._paths: set[Path] = set()
-        self._lock = threading.Lock()
-        self.happened = threading.Event()
-
-    def add(self, paths: set[Path]) -> None:
-        """Record changed files."""
-        with self._lock:
-            self._paths |= paths
-            self.happened.set()
-
-    def take(self) -> list[Path]:
-        """The files that changed since the last call; empty: none."""
-        with self._lock:
-            found, self._paths = sorted(self._paths), set()
-            self.happened.clear()
-            return found
+FileChanges = SimpleQueue[Path]
+"""Source files that changed, in the order of their saves."""
 
 
 @contextmanager
@@ -89,9 +72,9 @@ def watched(folder: Path) -> Iterator[FileChanges]:
             rust_timeout=1000,
             raise_interrupt=False,
         ):
-            paths = {Path(path) for _, path in found}
-            if sources := {path for path in paths if is_source(path)}:
-                changes.add(sources)
+            for path in sorted({Path(path) for _, path in found}):
+                if is_source(path):
+                    changes.put(path)
             if source_folders(folder) != known:
                 return
 
@@ -182,10 +165,12 @@ def _next_changes(
 ) -> list[Path]:
     """Wait for changes of these files, or of any (``None``), until ``stop`` is set."""
     while not stop.is_set():
-        if changes.happened.wait(_POLL_S):
-            found = [path for path in changes.take() if files is None or path.resolve() in files]
-            if found:
-                return found
+        with suppress(Empty):
+            found = {changes.get(timeout=_POLL_S)}
+            while not changes.empty():
+                found.add(changes.get())
+            if mine := [each for each in sorted(found) if files is None or each.resolve() in files]:
+                return mine
         if (ended := commands.ended()) is not None:
             name, code = ended
             commands.stop()

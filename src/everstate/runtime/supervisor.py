@@ -54,15 +54,6 @@ class SupervisedRole:
         """How long it waits after it ended soon: the longer, the more often it was restarted."""
         return _BACKOFF_S[min(self.restarts, len(_BACKOFF_S) - 1)]
 
-    @property
-    def state(self) -> str:
-        """`running`, `stopped`, or the seconds until it is restarted."""
-        if self.process is not None:
-            return "running"
-        if self.ended is not None:
-            return "stopped"
-        return f"again in {max(0.0, self.next_start_at - time.monotonic()):.0f} s"
-
 
 class Supervisor:
     """Starts the roles, restarts ended ones with growing delay, and stops all of them together.
@@ -198,8 +189,12 @@ def role_argv(
     return argv if deployment is None else [*argv, "--deployment", str(deployment)]
 
 
-def stop_on_signals(stop: threading.Event) -> None:
-    """Make SIGINT and SIGTERM set ``stop``, so that current work is finished."""
+def stop_on_signals(parent: int | None = None) -> threading.Event:
+    """The event that SIGINT and SIGTERM set, so that current work is finished.
+
+    ``parent``: also set when this process is gone, as for :func:`stop_with_parent`.
+    """
+    stop = threading.Event()
 
     def ask(number: int, _frame: FrameType | None) -> None:
         logger.info("%s: stopping", signal.Signals(number).name)
@@ -207,6 +202,9 @@ def stop_on_signals(stop: threading.Event) -> None:
 
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
+    if parent is not None:
+        stop_with_parent(stop, parent)
+    return stop
 
 
 def stop_with_parent(stop: threading.Event, parent: int) -> None:

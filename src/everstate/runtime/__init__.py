@@ -1,0 +1,1 @@
+"""How the parts of a role run: step by step, with pauses after errors, until they are stopped."""
