@@ -26,13 +26,15 @@ def connect(dsn: str, **settings: Any) -> Connection:
     """A new connection in autocommit mode, for one thread; raises psycopg's errors.
 
     Its time zone is always UTC, whatever the server, the database or the role has set: in a zone
-    west of it the first times of year 1 would be in year 0, which Python does not have.
+    west of it the first times of year 1 would be in year 0, which Python does not have. Statements
+    are sent in UTF-8.
     """
     given = conninfo_to_dict(dsn)
     if "connect_timeout" not in given:
         settings["connect_timeout"] = _CONNECT_S
     options = settings.get("options", given.get("options") or "")
     settings["options"] = f"{options} -c TimeZone=UTC".strip()
+    settings["client_encoding"] = "utf8"
     return psycopg.connect(dsn, autocommit=True, **settings)
 
 
@@ -43,7 +45,7 @@ def is_away(cause: psycopg.Error) -> bool:
 
 
 class Connections:
-    """Connections of one process, kept for the next use; threads may share it.
+    """Connections of one process, kept for the next use until :meth:`close`; threads may share it.
 
     A server that is down is reported at once, and used again as soon as it is back.
     """
@@ -68,7 +70,8 @@ class Connections:
         if not self._free.acquire(timeout=self._wait_s):
             raise Unavailable(
                 f"no connection to PostgreSQL within {self._wait_s:g} s: all {self._max} of this "
-                "process are in use."
+                "process are in use.",
+                advice="Send the request again; with many readers, start another `serve`.",
             )
         try:
             connection = self._kept() or self._opened()
@@ -93,7 +96,14 @@ class Connections:
                 connection = self._idle.pop()
             except IndexError:  # another thread took the last one
                 return None
-            # On an idle connection the server sends nothing, except when it closes it.
-            if not connection.closed and not select.select([connection], [], [], 0)[0]:
+            if not connection.closed and not _has_input(connection):
                 return connection
             connection.close()
+
+
+def _has_input(connection: Connection) -> bool:
+    """Whether the server sent something: over an idle connection only that it closes it."""
+    # `select` takes no file numbers beyond 1,023, which a server with many clients has.
+    looking = select.poll()
+    looking.register(connection, select.POLLIN)
+    return bool(looking.poll(0))

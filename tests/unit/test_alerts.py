@@ -37,8 +37,8 @@ from everstate.attention.looking import SeenProject
 from everstate.attention.webhook import deliver
 from everstate.changes import EntityType
 from everstate.changes.drift import Heard
-from everstate.cli.results import tell
-from everstate.cli.status import _roles_told
+from everstate.cli.results import show_pieces
+from everstate.cli.status import _roles_pieces
 from everstate.config import Config, load
 from everstate.errors import Unavailable
 from everstate.log.lag import LagRow
@@ -274,7 +274,7 @@ def test_a_store_behind_its_log_is_told_all_the_time_however_long_the_relay_look
 
     def relay(stop: threading.Event) -> None:
         check_store(cast(Any, None), Config(), [guest], "relay main")
-        tell(*_roles_told(read_states(tmp_path)))
+        show_pieces(*_roles_pieces(read_states(tmp_path)))
         works()
         at_last.append([*of_roles(read_states(tmp_path))])
         stop.set()

@@ -301,6 +301,13 @@ def test_a_name_that_is_no_name_of_a_table_is_refused(tmp_path: Path) -> None:
     assert refused.exit_code == 2
 
 
+def test_a_token_as_json_needs_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "everstate.toml").write_text("this is no TOML")
+    assert json.loads(told(tmp_path, "new", "desk", "--json"))["name"] == "desk"
+    refused = CliRunner().invoke(cli, ["-C", str(tmp_path), "token", "new", "desk"])
+    assert refused.exit_code == 2
+
+
 def test_a_subscription_ends_when_its_token_expires() -> None:
     closed: list[bool] = []
 

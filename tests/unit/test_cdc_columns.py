@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import date, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, NaiveDatetime, create_model
+from pydantic import AfterValidator, BaseModel, NaiveDatetime, create_model
+from typing_extensions import TypeAliasType
 
 from everstate.app import App
 from everstate.changes import EntityType
@@ -16,7 +17,7 @@ from everstate.declarations.captures import Capture, DatabaseKind, ProvenanceFro
 from everstate.errors import InvalidCapture
 from everstate.sources.cdc.connectors import ColumnUnit, OwnTables, SourceColumn, TableShape
 from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.mapping import CleanRow, TableMapping
 from everstate.sources.cdc.mariadb import source_column
 from everstate.sources.cdc.mariadb_checks import MariaChecks
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
@@ -329,6 +330,31 @@ def test_a_nested_array_is_refused_and_is_no_array_of_nulls(
     else:
         assert isinstance(parsed, RefusedRow)
         assert parsed.reason.startswith(reason)
+
+
+_RAISED = Annotated[int, AfterValidator(lambda number: number + 100)]
+Raised: Any = TypeAliasType("Raised", _RAISED)
+Upper: Any = Annotated[str, AfterValidator(str.upper)]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "key", "quick"),
+    [
+        (int, 5, "5", "5"),
+        (Raised, 5, "105", None),
+        (Raised | None, 5, "105", None),
+        (Upper | None, "ab", "AB", None),
+    ],
+    ids=["plain", "alias", "alias or null", "rule within Optional"],
+)
+def test_a_key_has_the_rules_of_its_declared_type_also_when_it_is_read_quickly(
+    annotation: Any, value: Any, key: str, quick: str | None
+) -> None:
+    entity = EntityType("p", create_model("P", id=(annotation, ...)), "id")
+    capture = Capture(name="shop", kind="postgresql", tables={T: Table(entity="p")})
+    mapping = TableMapping(capture, T, capture.tables[T], entity)
+    assert mapping.key_of({"id": value}) == key
+    assert mapping.quick_key(json.dumps({"id": value}, separators=(",", ":")).encode()) == quick
 
 
 def test_a_declared_key_of_two_columns_is_no_key_of_one_field() -> None:

@@ -92,6 +92,16 @@ CASES: list[tuple[str, dict[str, Any], str | None]] = [
     ("truncated", {"parts": {"11.5": "101 empty"}}, TRUNCATED),
     ("truncated and filled", {"parts": {"11.5": "101"}}, TRUNCATED),
     ("VACUUM FULL", {"parts": {"11.5": "101"}, "rewritten": {"11.5"}}, None),
+    (
+        "VACUUM FULL of all",
+        {"parts": {"11.5": "101", "12.5": "201 empty"}, "rewritten": {"11.5"}},
+        None,
+    ),
+    (
+        "all truncated, and filled since",
+        {"parts": {"11.5": "101", "12.5": "201 empty"}},
+        TRUNCATED,
+    ),
     ("filled and truncated since", {"parts": {"12.5": "201 empty"}}, TRUNCATED),
     ("filled, truncated and filled", {"parts": {"12.5": "201"}}, TRUNCATED),
     ("retyped", {"columns": {"note": "2 date"}, "parts": {"11.5": "101"}}, CHANGED),

@@ -8,6 +8,7 @@ from typing import Any
 from everstate.sources.cdc.halted import (
     SILENT_S,
     SnapshotWatch,
+    has_failed_parsing,
     has_failed_reading,
     tables_to_read,
     with_quoted_names,
@@ -99,6 +100,10 @@ def test_a_trace_tells_whether_a_snapshot_failed() -> None:
     assert has_failed_reading(f"ConnectException: …\n\tat {package}(SignalBased.java:7)")
     assert not has_failed_reading("ConnectException: …\n\tat io.debezium.jdbc.JdbcConnection")
     assert not has_failed_reading(None)
+    parser = "io.debezium.relational.TableIdParser.parse(TableIdParser.java:36)"
+    assert has_failed_parsing(f"Unexpected input: l\n\tat {parser}\n\tat {package}")
+    assert not has_failed_parsing(f"ConnectException: …\n\tat {package}(SignalBased.java:7)")
+    assert not has_failed_parsing(None)
 
 
 def step(table: str | None, status: str | None, reason: str | None = None) -> Notification:

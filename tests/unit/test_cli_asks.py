@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from everstate.cli import cli
-from everstate.cli.cdc_balance import vanished_told
+from everstate.cli.cdc_balance import vanished_pieces
 from everstate.cli.console import AppSession
 from everstate.errors import InvalidConfig, InvalidQuery
 
@@ -59,7 +59,7 @@ def test_vanished_rows_are_reported_also_for_a_capture_with_another_problem(
     done = CliRunner().invoke(cli, ["-C", str(tmp_path), "cdc", "status"])
     assert done.exit_code == 6
     assert "shop: 3 rows were read and have no outcome" in " ".join(done.stderr.split())
-    assert list(vanished_told({"shop": None})) == []
+    assert list(vanished_pieces({"shop": None})) == []
 
 
 def test_a_number_of_deletes_for_a_snapshot_that_deletes_nothing_is_refused(

@@ -10,7 +10,7 @@ import pytest
 
 from everstate.cli import dead
 from everstate.cli.console import print_json
-from everstate.cli.results import tell
+from everstate.cli.results import show_pieces
 from everstate.log.dead_letters import DeadLetter
 
 CONTENTS = [None, b"null", b'{"a":1,"a":2}', b"1.50", b'"abc"', b"abc", b"\xff\x00", b""]
@@ -23,14 +23,14 @@ def letter(value: bytes | None) -> DeadLetter:
 
 @pytest.mark.parametrize("content", [b"null", b'{"a":1,"a":2}', b"1.50", b'"abc"', b"abc"])
 def test_text_is_shown_unchanged(capsys: pytest.CaptureFixture[str], content: bytes) -> None:
-    tell(*dead.letter_told(letter(content)))
+    show_pieces(*dead.letter_pieces(letter(content)))
     assert capsys.readouterr().out.splitlines()[-1] == content.decode()
 
 
 def test_no_two_values_are_shown_alike(capsys: pytest.CaptureFixture[str]) -> None:
     shown = set()
     for content in CONTENTS:
-        tell(*dead.letter_told(letter(content)))
+        show_pieces(*dead.letter_pieces(letter(content)))
         shown.add(capsys.readouterr().out)
     assert len(shown) == len(CONTENTS)
 

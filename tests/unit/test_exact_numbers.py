@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -51,6 +52,25 @@ class Tag(BaseModel):
 class Note(BaseModel):
     note_id: str
     text: Annotated[str, Field(coerce_numbers_to_str=True)] = ""
+
+
+class Coerced(BaseModel):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+    coerced_id: str
+    pieces: int = 0
+    day: date | None = None
+    price: Decimal | None = None
+    text: str = ""
+
+
+def test_only_a_text_shows_how_a_number_was_written() -> None:
+    accepted = accept(Coerced, b'{"coerced_id": 1.10, "price": 1.10, "text": 1.50}')
+    assert isinstance(accepted, Coerced)
+    assert (accepted.coerced_id, str(accepted.price), accepted.text) == ("1.10", "1.1", "1.50")
+    for field, reason in (("pieces", "fractional part"), ("day", "1.5 is a number and no date")):
+        with pytest.raises(NotAccepted) as refused:
+            accept(Coerced, f'{{"coerced_id": "a", "{field}": 1.5}}'.encode())
+        assert reason in str(refused.value)
 
 
 @pytest.mark.parametrize("way", [by_json_lines, by_json_lines_with_nan, by_store])

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from everstate.attention.conditions import Concern
-from everstate.cli.results import tell
-from everstate.cli.status import _conditions_told
+from everstate.cli.results import show_pieces
+from everstate.cli.status import _conditions_pieces
 from everstate.parts import Part, RoleState
 from everstate.process_mark import start_mark
 
@@ -33,7 +33,7 @@ def test_a_condition_is_left_out_only_where_its_part_is_printed_with_the_reason(
         concern("view-behind:totals.3", "view totals, version 3", "waits for a reader."),
         concern("view-behind:sums.2", "view sums, version 2", "refused: no such column"),
     ]
-    tell(*_conditions_told(conditions, [role]))
+    show_pieces(*_conditions_pieces(conditions, [role]))
     printed = capsys.readouterr().out
     assert "view totals has no such function." in printed
     assert "view totals, version 3 waits for a reader." in printed

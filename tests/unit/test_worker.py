@@ -75,6 +75,14 @@ def test_pauses_go_on_growing_until_a_step_shows_that_the_reason_is_gone(
     assert pauses_of(caplog) == [0.01, 0.02, 0.01]
 
 
+@pytest.mark.parametrize("idle_s", [float("inf"), 1e10])
+def test_a_pause_that_never_ends_is_ended_by_a_stop(idle_s: float) -> None:
+    stop = threading.Event()
+    threading.Timer(0.05, stop.set).start()
+    Repeated("the work", lambda: pytest.fail("it never comes"), idle_s, begins_idle=True).run(stop)
+    assert stop.is_set()
+
+
 def test_a_stop_ends_the_pause_and_the_step_is_not_repeated() -> None:
     stop, work = threading.Event(), Listed(*[DOWN] * 9)
     work.retry_s = (600.0, 600.0)

@@ -16,7 +16,7 @@ from psycopg import sql
 from everstate.changes.quoting import conditions_in, joined
 from everstate.client.views import following, rows_request
 from everstate.errors import ContradictoryQuery, InvalidQuery
-from everstate.serving.predicates import Term, condition, exact_value
+from everstate.serving.predicates import Term, condition, exact_value, order_term
 from everstate.serving.view_columns import ViewColumn, column_of
 from everstate.serving.view_rows import _parsed
 
@@ -101,6 +101,15 @@ def test_a_condition_that_is_refused_names_itself_and_the_reason() -> None:
     assert "9007199254740992.0" in (refused.value.advice or "")
     with pytest.raises(InvalidQuery, match="l is a local time"):
         condition("l=2013-02-08T12:00+02:00", find)
+
+
+def test_a_column_is_ordered_by_its_own_type_so_that_an_index_with_a_scale_serves() -> None:
+    columns = [ViewColumn("price", "numeric"), ViewColumn("count", "integer")]
+    find = partial(column_of, "sales", columns)
+    orders = [order_term(name, find).order.as_string() for name in ("-price", "count")]
+    assert orders == ['"price" DESC NULLS LAST', '"count"::bigint ASC NULLS LAST']
+    large, _ = condition("price=1.5", find).compose()
+    assert large.as_string() == '"price" = %s::numeric'
 
 
 TERMS = [

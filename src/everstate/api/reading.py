@@ -65,8 +65,9 @@ class Reading:
         As its model writes it; as it is in the log, where the model would refuse or change it.
         """
         entity_type = self._app.entity_type(entity)
+        reader = self._reader(no_masks, entity, key)
         try:
-            found = self._reader(no_masks, entity, key).get(entity, key, wait_for=wait_for)
+            found = reader.get(entity, key, wait_for=wait_for)
         except NotFound as error:
             raise NotFound(error.message, advice=_TRAILING) from error
         try:

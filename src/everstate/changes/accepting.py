@@ -27,6 +27,7 @@ from everstate.changes.json_numbers import (
     decode_as_written,
     encode,
     may_be_changed,
+    number_of,
 )
 from everstate.changes.moments import is_finer
 from everstate.changes.names import by_name
@@ -227,6 +228,8 @@ class _Checking:
         self._problems, self._is_json, self._is_row = problems, is_json, is_row
 
     def __call__(self, place: FieldTree, value: Any, at: ValuePath) -> Any:
+        if isinstance(value, WrittenNumber) and place.rule not in (None, "text"):
+            value = number_of(value.text)  # only a text shows how the number was written
         if isinstance(value, Iterator) and place.element is not None:
             self._refuse("what is given can be read only once; give a list", at)
         elif place.rule is None:

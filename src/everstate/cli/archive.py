@@ -10,7 +10,7 @@ import typer
 
 from everstate.archive import ArchiveReader
 from everstate.cli.console import AppSession, Session, working
-from everstate.cli.results import Result, ResultTable, Told, Verbs
+from everstate.cli.results import Piece, Result, ResultTable, Verbs
 from everstate.errors import InvalidConfig, VerificationFailed
 from everstate.local import resolve
 
@@ -180,7 +180,7 @@ def _entities(entity: str | None, session: AppSession) -> Sequence[str]:
     return [entity]
 
 
-def _told(report: AuditReport) -> Iterator[Told]:
+def _told(report: AuditReport) -> Iterator[Piece]:
     yield ResultTable(("", report.entity), report.lines())
     if report.problems:
         problems = ((problem.rule, problem.where, problem.message) for problem in report.problems)

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from everstate.cli.cdc_balance import (
     balance_of,
-    balances_told,
-    vanished_told,
+    balances_pieces,
+    vanished_pieces,
     whole_balance,
     why_not_cleaned,
 )
@@ -20,7 +20,7 @@ from everstate.cli.cdc_captures import capturing_of, connected, declared_capture
 from everstate.cli.cdc_preview import held, preview
 from everstate.cli.console import SIGNS, AppSession, err
 from everstate.cli.doctor import failing
-from everstate.cli.results import Aside, Result, ResultTable, Told, Verbs, fails
+from everstate.cli.results import Aside, Piece, Result, ResultTable, Verbs, fails
 from everstate.errors import InvalidConfig
 from everstate.findings import Finding
 
@@ -59,7 +59,7 @@ def add(
         warnings.append(Aside(f"`everstate cdc doctor {name}` shows the corrections"))
     return Result(
         {**asdict(done), "changed": done.changed},
-        *_steps_told(done.steps),
+        *_steps_pieces(done.steps),
         f"its raw log is the topic {done.topic}",
         *(f"left out: {column}" for column in done.left_out),
         *warnings,
@@ -84,13 +84,13 @@ def status(
     rows = {each.name: balance_of(config, each) for each in asked.values()}
     stops = {each: why for each in asked if (why := why_not_cleaned(config, each)) is not None}
     whole = [(each, _whole(found.get(each)), whole_balance(rows[each])) for each in asked]
-    vanished = list(vanished_told(rows))
+    vanished = list(vanished_pieces(rows))
     is_well = not (stops or vanished) and all(each.well for each in found.values())
     return Result(
         [{"capture": n, **one, **rest, "notCleaned": stops.get(n)} for n, one, rest in whole],
         *([] if asked else ["the app declares no capture"]),
-        *_status_told(list(found.values())),
-        *balances_told(rows),
+        *_status_pieces(list(found.values())),
+        *balances_pieces(rows),
         *(Aside(f"{each} is not cleaned: {why}") for each, why in stops.items()),
         notes=vanished,
         then=fails(0 if is_well else _NOT_WELL),
@@ -162,7 +162,7 @@ def snapshot(
             raise InvalidConfig("--new-epoch", True, "no table: it reads all of them")
         begun = capturing.begin_epoch(may_delete=yes)
         again = f"all rows are read again; `everstate cdc status {name}` shows the progress"
-        return Result(begun, *_steps_told(begun.steps), again)
+        return Result(begun, *_steps_pieces(begun.steps), again)
     done = take(
         config,
         capturing,
@@ -192,18 +192,18 @@ def remove(
     steps = capturing_of(session, name).remove(drop=drop, topics=topics)
     kept = "the database retains its log for what was kept: add the capture again, or use --drop"
     is_kept = any(step.done == "kept" for step in steps)
-    return Result(steps, *_steps_told(steps), *([Aside(kept)] if is_kept else []))
+    return Result(steps, *_steps_pieces(steps), *([Aside(kept)] if is_kept else []))
 
 
 @cdc.command("doctor")
 def doctor(session: AppSession, name: NameArgument) -> Result:
     """Check the database of a capture and print correcting SQL; exit code 1 at a failure."""
     findings = declared_capture(session, name, connected(session, needs=())).check()
-    told = (line for finding in findings for line in _finding_told(finding))
+    told = (line for finding in findings for line in _finding_pieces(finding))
     return Result(findings, *told, **failing(findings))
 
 
-def _finding_told(finding: Finding) -> Iterator[Told]:
+def _finding_pieces(finding: Finding) -> Iterator[Piece]:
     yield Text.assemble(SIGNS[finding.outcome], f" {finding.name}: {finding.found}")
     for statement in finding.sql:
         yield Text(f"    {statement}", "cyan")
@@ -220,7 +220,7 @@ def _key(given: Sequence[str]) -> Mapping[str, str] | Sequence[str]:
     return list(given)
 
 
-def _steps_told(steps: Sequence[SetupStep]) -> Iterator[Told]:
+def _steps_pieces(steps: Sequence[SetupStep]) -> Iterator[Piece]:
     for step in steps:
         yield f"{step.done:<8}{step.what}"
         if step.note:
@@ -232,7 +232,7 @@ def _state_shown(capturing: Capturing) -> Result:
     return Result(_whole(found), f"{found.capture}: {found.state}")
 
 
-def _status_told(found: Sequence[CaptureStatus]) -> Iterator[Told]:
+def _status_pieces(found: Sequence[CaptureStatus]) -> Iterator[Piece]:
     rows = [
         (
             *(each.capture, each.state, each.task, each.connected),

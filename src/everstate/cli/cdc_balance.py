@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from everstate.cli.console import err
-from everstate.cli.results import Aside, ResultTable, Told
+from everstate.cli.results import Aside, Piece, ResultTable
 from everstate.errors import Unavailable
 from everstate.parts import read_states
 from everstate.roles import CLEAN_PART
@@ -44,7 +44,7 @@ def why_not_cleaned(config: Config, capture: str) -> str | None:
     return None
 
 
-def balances_told(found: Mapping[str, Balance | None]) -> Iterator[Told]:
+def balances_pieces(found: Mapping[str, Balance | None]) -> Iterator[Piece]:
     """The outcome of the rows of captures that were cleaned."""
     listed = [
         (capture, one.table, *(getattr(one, column) for column in _COLUMNS))
@@ -61,7 +61,7 @@ def balances_told(found: Mapping[str, Balance | None]) -> Iterator[Told]:
             yield f"{capture}: {told.unread:,} raw records are not cleaned yet"
 
 
-def vanished_told(found: Mapping[str, Balance | None]) -> Iterator[Aside]:
+def vanished_pieces(found: Mapping[str, Balance | None]) -> Iterator[Aside]:
     """The captures of which rows vanished, which must never happen."""
     for capture, told in found.items():
         if told is not None and told.vanished:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from everstate.cli.console import Session
-from everstate.cli.results import Aside, Result, ResultTable, Told, Verbs
+from everstate.cli.results import Aside, Piece, Result, ResultTable, Verbs
 from everstate.errors import InvalidQuery, NotFound
 from everstate.local import resolve
 from everstate.log.dead_letters import (
@@ -87,7 +87,7 @@ def show(
             f"There is no dead letter {letter}.",
             advice="Its record may have expired. `everstate dead list` shows those that exist.",
         )
-    return Result(letter_record(found), *letter_told(found))
+    return Result(letter_record(found), *letter_pieces(found))
 
 
 def letter_record(letter: DeadLetter) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def letter_record(letter: DeadLetter) -> dict[str, Any]:
     return asdict(letter) | told | encoded
 
 
-def letter_told(letter: DeadLetter) -> Iterator[Told]:
+def letter_pieces(letter: DeadLetter) -> Iterator[Piece]:
     """One dead letter for people."""
     rows = (
         ("entity", letter.entity or "unknown"),

@@ -12,7 +12,7 @@ from rich.text import Text
 from everstate.app import App
 from everstate.attention.checks import server_checks
 from everstate.cli.console import SIGNS, Session, load_app
-from everstate.cli.results import Aside, Result, Told, fails
+from everstate.cli.results import Aside, Piece, Result, fails
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.findings import Finding
@@ -44,7 +44,7 @@ def doctor(
     return Result(checks, *(line for check in checks for line in _told(check)), **failing(checks))
 
 
-def _told(check: Finding) -> Iterator[Told]:
+def _told(check: Finding) -> Iterator[Piece]:
     yield Text.assemble(SIGNS[check.outcome], f" {check.name:<13}{check.found}")
     if check.advice:
         yield Text(f"  {'':<13}{check.advice}", "cyan")

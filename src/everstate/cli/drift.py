@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from everstate.cli.console import AppSession, working
-from everstate.cli.results import Result, ResultTable, Told, Verbs
+from everstate.cli.results import Piece, Result, ResultTable, Verbs
 from everstate.errors import InvalidQuery, VerificationFailed
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _run(session: AppSession, entity: str, *, repair: bool) -> DriftReport:
         return check_drift(spark, config, entity_type, truths[entity], repair=repair)
 
 
-def _told(report: DriftReport) -> Iterator[Told]:
+def _told(report: DriftReport) -> Iterator[Piece]:
     """The differences found, their keys and reasons, and what was done."""
     counts = (
         *(report.stored, report.logged, report.missing, report.stale, report.different),

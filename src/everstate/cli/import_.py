@@ -19,7 +19,7 @@ from rich.progress import (
 
 from everstate.changes import EntityType, Provenance
 from everstate.cli.console import READING, AppSession, err
-from everstate.cli.results import Aside, Result, ResultTable, Told, fails
+from everstate.cli.results import Aside, Piece, Result, ResultTable, fails
 from everstate.config import Config
 from everstate.local import resolve
 from everstate.sources.stores.postgres import (
@@ -154,7 +154,7 @@ def _check(
     )
 
 
-def _told(file: Path, found: Checked, missing: Missing) -> Iterator[Told]:
+def _told(file: Path, found: Checked, missing: Missing) -> Iterator[Piece]:
     if found.bad:
         yield ResultTable(("row", "reason"), found.bad)
     if found.bad_rows > len(found.bad):

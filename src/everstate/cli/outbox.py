@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from everstate.cli.console import READING, AppSession, Session, out
-from everstate.cli.results import Result, ResultTable, Told, Verbs
+from everstate.cli.results import Piece, Result, ResultTable, Verbs
 from everstate.config import Config, check_dsn
 from everstate.errors import InvalidConfig
 from everstate.local import resolve
@@ -106,7 +106,7 @@ def status(session: Session, dsn: DsnArgument = None) -> Result:
     )
 
 
-def _told(moved: OutboxStatus) -> Iterator[Told]:
+def _told(moved: OutboxStatus) -> Iterator[Piece]:
     counts = (moved.batch, moved.oldest_unpublished_s, moved.blocked_count, moved.parked_count)
     yield ResultTable(
         ("newest batch", "oldest unpublished s", "blocked", "waiting changes"), [counts]

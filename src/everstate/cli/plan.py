@@ -12,7 +12,7 @@ from rich.text import Text
 from everstate.app import App
 from everstate.changes.evolution import FieldChange
 from everstate.cli.console import READING, AppSession
-from everstate.cli.results import Aside, Result, ResultTable, Told, tell
+from everstate.cli.results import Aside, Piece, Result, ResultTable, show_pieces
 from everstate.config import Config
 from everstate.views.control import LIVE, RETIRED, Control, ViewVersion
 from everstate.views.database import connect_views
@@ -96,11 +96,11 @@ def plan(session: AppSession) -> Result:
     changes, found = planned(config, project)
     tell_refused(project)
     nothing = Aside("nothing to do: the kept views are those that the app declares")
-    told = plan_told(found) or [nothing]
+    told = plan_pieces(found) or [nothing]
     return Result(asdict(found), *told, then=partial(check_models, changes))
 
 
-def plan_told(found: Planned) -> list[Told]:
+def plan_pieces(found: Planned) -> list[Piece]:
     """The planned changes as tables; empty: there are none."""
     models = [
         (
@@ -130,7 +130,7 @@ def tell_refused(project: App) -> None:
     for refusal in project.refused_views.values():
         where = f"{refusal.declared_at}: " if refusal.declared_at else ""
         said = f"{where}{refusal.message} {refusal.advice or ''}"
-        tell(Aside(Text.assemble(("not kept: ", "bold yellow"), said)))
+        show_pieces(Aside(Text.assemble(("not kept: ", "bold yellow"), said)))
 
 
 def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:

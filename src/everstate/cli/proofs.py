@@ -8,7 +8,7 @@ from typing import Any
 from everstate.app import App
 from everstate.cli.asking import ask_pipeline, control_of
 from everstate.cli.console import Telling, working
-from everstate.cli.results import Aside, ResultTable, Told
+from everstate.cli.results import Aside, Piece, ResultTable
 from everstate.config import Config
 from everstate.errors import VerificationFailed
 from everstate.pipeline.reports import ViewReport, failing
@@ -67,7 +67,7 @@ def _said(report: ViewReport) -> str:
     return f"verified {report.name}: {report.outcome}, in {report.seconds:.1f} s"
 
 
-def reports_told(reports: Sequence[ViewReport]) -> Iterator[Told]:
+def reports_pieces(reports: Sequence[ViewReport]) -> Iterator[Piece]:
     """Proofs as a table, and the rows that differ below it."""
     rows = (
         (

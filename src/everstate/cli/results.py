@@ -59,7 +59,7 @@ class Aside:
         err.print(self.text, style=self.style, highlight=False)
 
 
-Told = ResultTable | Aside | Text | str
+Piece = ResultTable | Aside | Text | str
 """A piece for people; a text is a line on stdout."""
 
 
@@ -69,17 +69,17 @@ class Result:
     def __init__(
         self,
         value: Any,
-        *told: Told,
+        *pieces: Piece,
         notes: Iterable[Aside] = (),
         then: Callable[[], object] | None = None,
         is_line: bool = False,
     ) -> None:
-        """``value``, or what the function ``value`` returns, is for `--json`, ``told`` for people.
+        """``value`` is for `--json`, or what the function ``value`` returns; the rest for people.
 
         ``notes`` follow both. ``then`` is called at the end: it raises what the verb ends with.
         ``is_line``: the value is one of several, each on a line.
         """
-        self.value, self.told, self.notes = value, told, notes
+        self.value, self.pieces, self.notes = value, pieces, notes
         self.then, self.is_line = then, is_line
 
     def show(self, json: bool) -> None:
@@ -88,15 +88,15 @@ class Result:
             value = self.value() if callable(self.value) else self.value
             print_json(value, is_line=self.is_line)
         else:
-            tell(*self.told)
-        tell(*self.notes)
+            show_pieces(*self.pieces)
+        show_pieces(*self.notes)
         if self.then is not None:
             self.then()
 
 
-def tell(*told: Told) -> None:
+def show_pieces(*pieces: Piece) -> None:
     """Print pieces for people."""
-    for each in told:
+    for each in pieces:
         if isinstance(each, ResultTable | Aside):
             each.show()
         else:

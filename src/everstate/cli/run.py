@@ -12,7 +12,7 @@ import typer
 
 from everstate.app import App
 from everstate.cli.console import AppSession, err
-from everstate.cli.results import tell
+from everstate.cli.results import show_pieces
 from everstate.cli.watching import Watch
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidConfig
@@ -65,7 +65,7 @@ def _tell_plan(config: Config, app: App) -> None:
 
     Raises InvalidModelChange before any process is started.
     """
-    from everstate.cli.plan import plan_told, planned, tell_refused
+    from everstate.cli.plan import plan_pieces, planned, tell_refused
     from everstate.views.models import check_models
 
     tell_refused(app)
@@ -74,7 +74,7 @@ def _tell_plan(config: Config, app: App) -> None:
     except EverstateError:
         return  # the pipeline waits for a server that is down, and reports it
     if not found.is_first:
-        tell(*plan_told(found))
+        show_pieces(*plan_pieces(found))
     check_models(changes)
 
 

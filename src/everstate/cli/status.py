@@ -15,7 +15,7 @@ from rich.text import Text
 from everstate.app import App
 from everstate.attention.conditions import Concern, of_roles
 from everstate.cli.console import READING, JsonOption, Session, load_app, out
-from everstate.cli.results import Result, ResultTable, Told, tell
+from everstate.cli.results import Piece, Result, ResultTable, show_pieces
 from everstate.cli.watching import VIEW, trouble
 from everstate.config import Config
 from everstate.errors import EverstateError
@@ -79,7 +79,7 @@ def _show(config: Config, *, json: bool, is_line: bool = False) -> int:
     servers, states = Stack(config).status(), read_states(config.project.data_dir)
     servers_run = all(server.state == "running" for server in servers)
     if not json:  # Before the servers are asked, which may take seconds.
-        tell(*servers_told(servers), *_address(config), "", *_roles_told(states))
+        show_pieces(*servers_pieces(servers), *_address(config), "", *_roles_pieces(states))
     conditions, views = _conditions(config, states, servers_run), _views(config)
     Result(
         {
@@ -88,8 +88,8 @@ def _show(config: Config, *, json: bool, is_line: bool = False) -> int:
             "views": views,
             "attention": conditions,
         },
-        *_views_told(views, known=_told(states) | {each.what for each in conditions}),
-        *_conditions_told(conditions, states),
+        *_views_pieces(views, known=_told(states) | {each.what for each in conditions}),
+        *_conditions_pieces(conditions, states),
         is_line=is_line,
     ).show(json)
     if not servers_run or any(_is_no_answer(each) for each in conditions):
@@ -104,7 +104,7 @@ def _is_no_answer(condition: Concern) -> bool:
     return is_server and condition.level == "bad"
 
 
-def servers_told(servers: Sequence[ServerStatus]) -> Iterator[Told]:
+def servers_pieces(servers: Sequence[ServerStatus]) -> Iterator[Piece]:
     """One row per server."""
     if not servers:
         yield "no local servers: log.bootstrap_servers and store.dsn are set"
@@ -172,7 +172,9 @@ def _conditions(config: Config, states: Sequence[RoleState], servers_run: bool) 
         return Looking(connected, app, reader).look().conditions
 
 
-def _conditions_told(conditions: Sequence[Concern], states: Sequence[RoleState]) -> Iterator[Text]:
+def _conditions_pieces(
+    conditions: Sequence[Concern], states: Sequence[RoleState]
+) -> Iterator[Text]:
     """What needs attention, but for what the table of roles shows, or the line for none."""
     known = ("role", "part") if states else ("role", "part", "roles")
     told = _told(states)
@@ -187,7 +189,7 @@ def _conditions_told(conditions: Sequence[Concern], states: Sequence[RoleState])
         yield Text.assemble((each.what, "bold"), " ", (each.why, style), advice)
 
 
-def _views_told(views: Sequence[dict[str, Any]], known: Container[str]) -> Iterator[Text]:
+def _views_pieces(views: Sequence[dict[str, Any]], known: Container[str]) -> Iterator[Text]:
     """The views that are being built, wait, or lag; ``known`` are told elsewhere."""
     for view in views:
         name = f"view {view['view']}, version {view['version']}"
@@ -199,7 +201,7 @@ def _views_told(views: Sequence[dict[str, Any]], known: Container[str]) -> Itera
         yield Text.assemble((name, "bold"), f" {how}")
 
 
-def _roles_told(states: Sequence[RoleState]) -> Iterator[Told]:
+def _roles_pieces(states: Sequence[RoleState]) -> Iterator[Piece]:
     """One row per role, and below it the parts that do not run, with reasons."""
     if not states:
         yield "no role runs: `everstate run` starts them, `everstate serve` the API"

@@ -27,13 +27,15 @@ def new(
     days: Annotated[
         int, typer.Option("--days", min=1, max=36_500, help="How long the token is valid.")
     ] = _DAYS,
+    json: bool = False,
 ) -> Result:
     """Make a token, and print it with its lines for everstate.toml; nothing is stored."""
     if not _NAME.fullmatch(name):
         raise InvalidQuery(f"{name!r} is no name of a caller.", advice="Use letters, digits, - _.")
     made = new_token()
     expires = (datetime.now(UTC) + timedelta(days=days)).replace(microsecond=0)
-    known = name in session.config.api.tokens
+    # With --json no everstate.toml is needed.
+    known = not json and name in session.config.api.tokens
     what = f"In place of the lines of [api.tokens.{name}]" if known else "Lines"
     return Result(
         {"name": name, "token": made, "token_hash": hash_of(made), "expires": expires},

@@ -9,7 +9,7 @@ import typer
 
 from everstate.cli.console import JsonOption, Session, err, out, tell_error
 from everstate.cli.results import Result
-from everstate.cli.status import servers_told
+from everstate.cli.status import servers_pieces
 from everstate.local import ConsoleProgress, Stack, supervise
 
 
@@ -44,4 +44,4 @@ def up(
 
 def _shown(stack: Stack) -> Result:
     servers = stack.status()
-    return Result(servers, *servers_told(servers))
+    return Result(servers, *servers_pieces(servers))

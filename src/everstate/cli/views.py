@@ -15,10 +15,10 @@ import typer
 from everstate.cli.console import READING, AppSession, WaitOption, tell_error
 from everstate.cli.declaration import explain
 from everstate.cli.plan import tell_refused
-from everstate.cli.proofs import check_reports, prove, reports_told
+from everstate.cli.proofs import check_reports, prove, reports_pieces
 from everstate.cli.query import query
 from everstate.cli.rebuild import drop, rebuild
-from everstate.cli.results import Aside, Result, ResultTable, Verbs, records, tell
+from everstate.cli.results import Aside, Result, ResultTable, Verbs, records, show_pieces
 from everstate.cli.search import search
 from everstate.cli.standing import freshness, note
 from everstate.errors import InvalidQuery, RequestCancelled, Unavailable
@@ -54,7 +54,7 @@ def list_(session: AppSession) -> Result:
     with Reader(config, project) as reader:
         found = reader.views()
     if any(view.lag_changes is None and view.position for view in found):
-        tell(note("Kafka does not answer: the lag is not known"))
+        show_pieces(note("Kafka does not answer: the lag is not known"))
     tell_refused(project)
     rows = (
         (
@@ -155,7 +155,7 @@ def recompute(
             if every_s is None:
                 yield _reports_shown(reports, notes, are_named=bool(names))
                 return
-            yield Result(_notes(reports), *reports_told(reports), notes=notes, is_line=True)
+            yield Result(_notes(reports), *reports_pieces(reports), notes=notes, is_line=True)
         time.sleep(max(0.0, begun + every_s - time.monotonic()))
 
 
@@ -171,7 +171,7 @@ def _reports_shown(
     reports: Sequence[ViewReport], notes: Sequence[Aside] = (), *, are_named: bool
 ) -> Result:
     check = partial(check_reports, reports, are_named=are_named)
-    return Result(_notes(reports), *reports_told(reports), notes=notes, then=check)
+    return Result(_notes(reports), *reports_pieces(reports), notes=notes, then=check)
 
 
 def _notes(reports: Sequence[ViewReport]) -> list[dict[str, Any]]:

@@ -143,7 +143,7 @@ class TransactionalLoop(Worker):
         """Process at most one batch; returns its number of records.
 
         Raises Unavailable or DeliveryFailed when the batch was not committed, or when that is
-        unknown: call ``close``, then ``step`` again. Raises Fenced when another process took over
+        unknown: call ``leave``, then ``step`` again. Raises Fenced when another process took over
         this name, and every error of ``work``.
         """
         if self._consumer is None:

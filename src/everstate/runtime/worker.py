@@ -89,7 +89,7 @@ class Worker(Closing):
         first_s, longest_s = self.retry_s
         next_s, is_open = first_s, False
         pause_s = self.idle_s if self.begins_idle else 0.0
-        while not (stop.wait(pause_s) if pause_s else stop.is_set()):
+        while not (stop.wait(min(pause_s, threading.TIMEOUT_MAX)) if pause_s else stop.is_set()):
             try:
                 if not is_open:
                     self.open()

@@ -45,6 +45,8 @@ class Term:
     """SQL of its value."""
     cast: str
     """The type in SQL that it is compared as."""
+    type: str | None = None
+    """The type in SQL that it has, as far as it is known."""
     read_as: str = "text"
     """The type as which a condition's text is read, see :func:`exact_value`."""
     is_nullable: bool = True
@@ -53,6 +55,9 @@ class Term:
     @property
     def compared(self) -> sql.Composable:
         """SQL of its value in that type; an index on a value of the type can serve it."""
+        if self.type == self.cast:
+            # The cast of a number with a scale would keep an index from serving an order.
+            return self.text
         return sql.SQL("{}::{}").format(self.text, sql.SQL(self.cast))
 
     @property
@@ -199,7 +204,7 @@ def hint_of(name: str, known: Collection[str]) -> str:
 def field_of(entity_type: EntityType, name: str) -> Term:
     """A field of an entity type by its dotted name; raises InvalidQuery with a suggestion."""
     kind = _type_of(name, entity_type)
-    return Term(name, _field(name, kind), _compared_as(kind), _cast_of(kind))
+    return Term(name, _field(name, kind), _compared_as(kind), read_as=_cast_of(kind))
 
 
 def _type_of(name: str, entity_type: EntityType) -> pa.DataType:

@@ -62,7 +62,8 @@ class ViewColumn:
         assert self.cast is not None
         read_as = "whole" if self.cast == "bigint" else self.cast
         is_nullable = self.name not in _NEVER_NULL
-        return Term(self.name, sql.Identifier(self.name), self.cast, read_as, is_nullable)
+        column = sql.Identifier(self.name)
+        return Term(self.name, column, self.cast, self.type, read_as, is_nullable)
 
 
 def columns_of(connection: Executes, schema: str, view: str | None) -> dict[str, list[ViewColumn]]:

@@ -86,7 +86,7 @@ class Archiver(Worker):
         self._entity = entity_type.name
         self.doing = f"archiving of {self._entity}"
         self.retry_s = (0.5, config.pipeline.retry_s_max)
-        self._round_due = 0.0
+        self._round_due = time.monotonic() + config.archive.trigger_s
         """When the next round begins, which archives up to the end of the log."""
         self._topic = topics.names.changes(self._entity, generation)
         self._path = table_path(config, self._entity)

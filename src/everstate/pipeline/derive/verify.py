@@ -301,9 +301,9 @@ class _Judge:
         if row["found_key"] != row["raw_key"]:
             return difference("another key", _text(row["raw_key"]), _text(row["found_key"]))
         told = [row["found_id"], row["found_kind"], decode(row["found_provenance"] or "null")]
-        wanted_told = [message.get(name) for name in ("id", "kind", "provenance")]
-        if not _are_equal(told, wanted_told):
-            return difference("of another change", wanted_told, told)
+        wanted_pieces = [message.get(name) for name in ("id", "kind", "provenance")]
+        if not _are_equal(told, wanted_pieces):
+            return difference("of another change", wanted_pieces, told)
         found = decode(row["found"])
         if isinstance(form, Patches):
             made = jsonpatch.JsonPatch(found).apply(original)

@@ -147,6 +147,7 @@ class Keeper(ViewWorker):
         self._kept = KeptViews(config, project)
         self._identities: dict[str, TopicIdentity] = {}
         """Entity type → its topic, for those that are kept."""
+        self._is_prepared = False
         self._careful_jobs: dict[str, int] = {}
         """Entity type → number of next jobs that judge record by record."""
         self._sizes = BatchSizes(config.pipeline.batch_changes_max)
@@ -163,7 +164,7 @@ class Keeper(ViewWorker):
 
     def open(self) -> None:
         """Prepare what a run needs, unless that was done; servers that are starting are awaited."""
-        if not self._identities:
+        if not self._is_prepared:
             self.prepare()
         self._on_prepared()
 
@@ -195,6 +196,7 @@ class Keeper(ViewWorker):
             report_misfits(control)
             if later is not None:
                 note("declarations", Part("waiting", time.time(), LATER.format(later)))
+        self._is_prepared = True
 
     def _prepare_one(self, control: Control, name: str) -> str | None:
         """Prepare one entity type; returns the later deployment that declares the views, if any."""

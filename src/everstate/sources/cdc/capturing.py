@@ -386,9 +386,10 @@ class Capturing(CaptureConnector):
             self._refuse_lost(database, position)
         status = self._connect.status(connector)
         why = str(self._safe(states_of(status, self.capture.name)[2]))
-        if tables_to_read(position) and has_failed_reading(trace_of(status)):
-            return self._give_up(tables_to_read(position)[0], why)
-        table = unfit_table(trace_of(status), self.capture.captured_tables)
+        trace = trace_of(status)
+        if tables_to_read(position) and has_failed_reading(trace):
+            return self._go_on(tables_to_read(position)[0], why, trace)
+        table = unfit_table(trace, self.capture.captured_tables)
         if table is None or not self.leave_out(table, why):
             self._connect.restart(connector)
         return None

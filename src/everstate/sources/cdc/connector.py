@@ -17,6 +17,7 @@ from everstate.retrying import within
 from everstate.sources.cdc.connectors import left_out_tables, without_tables
 from everstate.sources.cdc.database import CapturedDatabase, ConnectorStanding, SetupStep
 from everstate.sources.cdc.halted import (
+    has_failed_parsing,
     tables_to_read,
     with_quoted_names,
     without_first_table,
@@ -125,25 +126,25 @@ class CaptureConnector:
             if table in tables:
                 raise CaptureFailed(f"capture {self.capture.name}: {table} is left out: {why}")
 
-    def _give_up(self, table: str, why: str) -> str | None:
-        """Remove the unreadable table from the stored snapshot; report it as a notification.
+    def _go_on(self, table: str, why: str, trace: str | None) -> str | None:
+        """Let a connector go on that failed in its stored snapshot, at ``table``, with a trace.
 
-        Out: the table and the reason; ``None``: the connector goes on with its snapshot.
+        Where it could not parse the names of the tables, these are quoted. Otherwise the table is
+        removed, and reported as a notification. Out: the removed table and the reason.
         """
-        connector = self.names.connector
+        connector, is_unparsed = self.names.connector, has_failed_parsing(trace)
         self._connect.stop(connector)
         try:
             self._wait_for("STOPPED", 30.0)
             position = self._connect.offset(connector)
             if tables_to_read(position)[:1] != (table,):
                 return None
-            quoted = with_quoted_names(position)
-            is_parsed = quoted == position
-            altered = without_first_table(position) if is_parsed else quoted
+            alter = with_quoted_names if is_unparsed else without_first_table
+            altered = alter(position)
             self._once_stopped(lambda: self._connect.alter_offset(connector, altered))
         finally:
             self._connect.resume(connector)
-        if not is_parsed:
+        if is_unparsed:
             return None
         tell_given_up(self._config, self.names, table, why)
         return f"{table}: {why}"

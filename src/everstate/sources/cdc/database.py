@@ -255,7 +255,7 @@ class CapturedDatabase(ABC):
         """
         with self._translated("reading the key"):
             columns = self._key(table)
-        return " OR ".join(self._row_condition(table, columns, key, is_raw) for key in keys)
+            return " OR ".join(self._row_condition(table, columns, key, is_raw) for key in keys)
 
     def _row_condition(
         self, table: str, columns: Sequence[Mapping[str, Any]], key: Key, is_raw: bool

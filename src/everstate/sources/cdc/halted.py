@@ -22,6 +22,7 @@ _TABLE: Final = f"{_TABLES}_id"
 _PLACE: Final = (f"{_PART}primary_key", f"{_PART}maximum_key")
 _READING: Final = "snapshot.incremental."
 """Java package that is in the stack trace of a task that failed while it read a chunk."""
+_PARSING: Final = ".TableIdParser"
 _AHEAD_S: Final = 5.0
 """Seconds by which the database's clock may be ahead of ours."""
 
@@ -56,7 +57,7 @@ def with_quoted_names(position: Mapping[str, Any]) -> dict[str, Any]:
     listed = json.loads(position[_TABLES])
     names = map(collection_name, tables_to_read(position))
     quoted = [{**each, _TABLE: name} for each, name in zip(listed, names, strict=True)]
-    return {**position, _TABLES: position[_TABLES] if quoted == listed else json.dumps(quoted)}
+    return {**position, _TABLES: json.dumps(quoted)}
 
 
 def without_first_table(position: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,6 +72,11 @@ def without_first_table(position: Mapping[str, Any]) -> dict[str, Any]:
 def has_failed_reading(trace: str | None) -> bool:
     """Whether a task failed while it read a chunk of an incremental snapshot."""
     return trace is not None and _READING in trace
+
+
+def has_failed_parsing(trace: str | None) -> bool:
+    """Whether a task failed at the name of a table in its stored position."""
+    return trace is not None and _PARSING in trace
 
 
 def source_time_s(position: Mapping[str, Any]) -> float | None:

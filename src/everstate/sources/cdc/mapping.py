@@ -320,10 +320,15 @@ class TableMapping:
             and column.field == self.entity_type.key
             and column.field not in self.table.computed
             and column.field in self.model_fields
-            and self.model_fields[column.field].tree.annotation is int
+            and self._annotation(column.field) is int
         )
         prefix = name + b":" if fits else b""
         return prefix, len(prefix)
+
+    def _annotation(self, field: str) -> Any:
+        """What the model declares, so with the rules of an alias or within `Optional`."""
+        info = self.model_fields[field].info
+        return None if info is None else info.annotation
 
     def key_of(self, columns: Mapping[str, Any]) -> str:
         """Entity key of the values of the key columns."""
@@ -366,11 +371,10 @@ class TableMapping:
             value = self._converted(column, value)
         if field not in self.model_fields:
             return value
-        wanted = self.model_fields[field]
-        if value.__class__ is wanted.tree.annotation and not wanted.tree.named:
+        annotation = self._annotation(field)
+        if value.__class__ is annotation:
             return value  # validation would give it back as it is
         if field not in self._keys:
-            annotation: Any = self.entity_type.model.model_fields[wanted.name].annotation
             self._keys[field] = TypeAdapter(annotation).validate_python
         try:
             return self._keys[field](value)

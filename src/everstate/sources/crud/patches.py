@@ -56,7 +56,8 @@ class Member(NamedTuple):
 def member_of(tree: FieldTree | None, given: str) -> Member:
     """The member that a name means in an object of this type."""
     if tree is None or tree.model is None:
-        return Member(given, None if tree is None else tree.element, False)
+        is_map = tree is not None and tree.type == "map"
+        return Member(given, tree.element if tree and is_map else None, False)
     field = next((each for each in tree.fields if given in each.read), None)
     if field is not None:
         return Member(field.written, field.tree, field.takes_null)

@@ -160,8 +160,7 @@ class Relay(Worker):
         doing = f"relay {self.name}"
         try:
             with collector_paused(), translated(self._config.store_dsn, doing):
-                database = self._opened()
-                moved = self._advance(database)
+                moved = self._advance(self._opened())
                 if time.monotonic() >= self._report_due:
                     self._report()
                     self._report_due = time.monotonic() + _REPORT_EVERY_S
