@@ -48,8 +48,8 @@ test-changed: env  ## lint, and the test files whose imports reach what changed 
 	  exec $(SUITE) $(WORKERS) $$files $(ARGS)
 
 MINUTES ?= 60
-test-rota: env  ## run the tests of test-full whose last green run is the longest ago (MINUTES=60)
-	@exec $(BIN)/python tests/rota.py $(MINUTES)
+test-rota: env  ## run the tests of test-full whose last green run is the longest ago (MINUTES=60, ONLY=tests/faults)
+	@exec $(BIN)/python tests/rota.py $(MINUTES) $(ONLY)
 
 test-rota-status: env  ## the ten tests of test-full whose last green run is the longest ago
 	@exec $(BIN)/python tests/rota.py

@@ -14,11 +14,11 @@ import psycopg
 
 from bench.report import Result, result
 from bench.session import Session
-from everstate.changes.drift import Truth
+from everstate.changes.drift import DriftReport, Truth
 from everstate.config import Config
 from everstate.local import Stack
 from everstate.log.topics import Topics
-from everstate.pipeline.drift.check import DriftReport, check_drift
+from everstate.pipeline.drift.check import check_drift
 from everstate.sources.outbox import Relay
 from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
 from everstate.sources.stores.cassandra.truth import CassandraTruth

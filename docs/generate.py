@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -229,7 +230,8 @@ def _cli_page() -> str:
         "With `--json` a verb prints one JSON value. Exit codes: [errors](errors.md).\n",
     ]
     for path, command in _commands(group, "everstate"):
-        lines.append(f"## {path}\n\n{inspect.cleandoc(command.help or '')}\n")
+        paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+        lines += [f"## {path}\n", *(f"{_wrapped(each)}\n" for each in paragraphs)]
         lines.append(f"`{_synopsis(path, command)}`\n")
         rows = [row for parameter in command.params if (row := _parameter(parameter))]
         if rows:
@@ -374,7 +376,7 @@ def _types_page() -> str:
             lines.append(f"| {_code(kind.name)} | {_code(given.text)} | {cells} |")
     lines += ["", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1)), ""]
     for database, listed in columns.COLUMNS.items():
-        lines += [f"## Columns of {database}\n", columns.INTRODUCTION[database] + "\n"]
+        lines += [f"## Columns of {database}\n", _wrapped(columns.INTRODUCTION[database]) + "\n"]
         lines.append("| column | field | arrives equal | is a dead letter | in the field |")
         lines.append("|---|---|---|---|---|")
         for column in listed.values():
@@ -392,6 +394,11 @@ def _code(text: str) -> str:
     """Text as code within a cell of a table."""
     shown = text if len(text) <= 60 else f"{text[:57]}…"
     return f"`{shown}`".replace("|", "\\|")
+
+
+def _wrapped(paragraph: str) -> str:
+    """A paragraph in the lines of a page."""
+    return textwrap.fill(paragraph, 120, break_on_hyphens=False, break_long_words=False)
 
 
 def _first_line(thing: type) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from everstate.config import Config
@@ -29,23 +31,23 @@ class Committed(NamedTuple):
     occurred_at: str
 
 
-def own_keyspace(config: Config) -> Config:
-    """Settings with a keyspace that nobody else has; the tables are made."""
+@contextmanager
+def own_keyspace(config: Config) -> Iterator[Config]:
+    """Settings with a keyspace that nobody else has; its tables are made, and dropped after it."""
     own = altered(config, cassandra={"keyspace": f"t{uuid.uuid4().hex[:12]}"})
     with CassandraStore(own, ORDER) as store:
         store.install()
-    return own
+    try:
+        yield own
+    finally:
+        with Database(own) as database:
+            database.define(f"DROP KEYSPACE {database.keyspace}")
 
 
 def empty(database: Database) -> None:
     """Empty every table of the keyspace."""
     for table in (*OWN_TABLES, f"e_{ORDER.name}"):
         database.define(f"TRUNCATE {database.keyspace}.{table}")
-
-
-def drop(database: Database) -> None:
-    """Drop the keyspace."""
-    database.define(f"DROP KEYSPACE {database.keyspace}")
 
 
 def committed(database: Database, entity: str = ORDER.name) -> list[Committed]:

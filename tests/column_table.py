@@ -418,7 +418,8 @@ MARIADB: Final = {
     ),
     "at": Column(
         type="timestamp(6)", of_text=lambda text: iso(text) + "Z",
-        values=(NULL, "'2026-01-01 00:00:00.123456'"), default="'2020-01-01'", **_AT,
+        values=(NULL, "'2026-01-01 00:00:00.123456'", "'2026-01-01 00:00:00.1'"),
+        default="'2020-01-01'", **_AT,
     ),
     "length": Column(
         type="time(6)", values=(NULL, "'838:59:59.999999'", "'-00:00:00.000001'"), **_CLOCK

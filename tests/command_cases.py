@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
+import msgspec
 from pydantic import BaseModel, Field
 
 from everstate.app import App
 from everstate.changes import Provenance
 from everstate.errors import Rejected
+from everstate.sources.commands.wire import WireCommand, provenance_text
 
 ENTITY = "account"
 TELLER = Provenance(api_version="v1", service_name="bank", identifier="teller-1")
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 app = App("bank")
 broken = {"Audit"}
@@ -118,3 +123,17 @@ def evolve(account: Account | None, fact: BaseModel) -> Account | None:
 GROUP = app.commands(
     ENTITY, decide=decide, evolve=evolve, commands=[Open, Deposit, Withdraw, Split, Audit, Close]
 )
+
+
+def sent(asked: BaseModel, *, key: str = "a1", **other: Any) -> WireCommand:
+    """A command as its client sends it; ``other``: fields with other values."""
+    made: dict[str, Any] = {
+        "id": uuid4(),
+        "entity": ENTITY,
+        "key": key,
+        "command": type(asked).__name__,
+        "data": msgspec.Raw(asked.model_dump_json().encode()),
+        "occurred_at": NOW,
+        "provenance": provenance_text(TELLER),
+    }
+    return WireCommand(**{**made, **other})

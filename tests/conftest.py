@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from hypothesis import settings
-from psycopg import sql
 
-from dropped_database import drop_database
+from dropped_database import own_database
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
 from everstate.local import Stack
@@ -165,13 +164,8 @@ def topic_prefix() -> str:
 @pytest.fixture
 def database(stack: RunningStack) -> Iterator[str]:
     """A new database, dropped after the test; its connection string."""
-    name = f"t{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(stack.dsn, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    try:
-        yield f"{stack.dsn.rpartition('/')[0]}/{name}"
-    finally:
-        drop_database(stack.dsn, name)
+    with own_database(stack.dsn) as made:
+        yield made
 
 
 @pytest.fixture

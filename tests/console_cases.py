@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -14,7 +12,6 @@ from uuid import UUID
 import psycopg
 from pydantic import BaseModel
 
-from everstate.api.server import serve
 from everstate.app import App
 from everstate.config import Config
 from everstate.log.dead_letters import place_headers
@@ -23,7 +20,6 @@ from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.views.control import BUILDING
 from everstate.views.versions import registered
-from kit.settings import altered
 from kit.view_postgres import install_entity
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -86,12 +82,10 @@ def fill(connection: psycopg.Connection[Any], histories: Histories = HISTORIES) 
     control = install_entity(connection, SCHEMA, hotel().entities["guest"], {0: 3})
     control.add_version(registered(hotel().views["by_city"], 1, status=BUILDING))
     progress = {"doing": "reading the archive", "share": 0.4, "rate": 1200.0, "left_s": 9.0}
-    control.set_progress("by_city", 1, progress)
+    control.record("by_city", 1, progress=progress)
     offset = 0
     for key, versions in histories.items():
         for version, (hours, state) in enumerate(versions, 1):
-            kind = "deleted" if state is None else "created" if version == 1 else "updated"
-            moment = START + timedelta(hours=hours)
             told = {
                 "apiVersion": "v1",
                 "serviceName": "desk",
@@ -100,24 +94,42 @@ def fill(connection: psycopg.Connection[Any], histories: Histories = HISTORIES) 
                 "reason": None if version == 1 else "guest asked",
                 "correlationId": f"visit-{version}",
             }
-            row = {
-                "key": key,
-                "version": version,
-                "change_id": UUID(int=offset),
-                "kind": kind,
-                "as_of": moment,
-                "occurred_at": moment,
-                "recorded_at": START + timedelta(days=1, hours=hours),
-                "generation": 1,
-                "partition": 0,
-                "offset": offset,
-                "provenance": json.dumps(told),
-                "state": None if state is None else json.dumps(state),
-            }
-            _insert(connection, "guest_history__v1", {**row, "schema_version": 1})
-            if version == len(versions):
-                _insert(connection, "guest_latest__v1", row)
+            at: Any = {"is_newest": version == len(versions), "offset": offset, "recorded": hours}
+            insert_version(connection, key, version, hours, state, provenance=told, **at)
             offset += 1
+
+
+def insert_version(
+    connection: psycopg.Connection[Any],
+    key: str,
+    version: int,
+    hours: float,
+    state: Mapping[str, Any] | None,
+    *,
+    is_newest: bool,
+    offset: int,
+    recorded: float,
+    provenance: Mapping[str, Any],
+    **history: Any,
+) -> None:
+    """Put one version into the views of guests; ``recorded``: hours after the day of START."""
+    row = {
+        "key": key,
+        "version": version,
+        "change_id": UUID(int=offset),
+        "kind": "deleted" if state is None else "created" if version == 1 else "updated",
+        "as_of": START + timedelta(hours=hours),
+        "occurred_at": START + timedelta(hours=hours),
+        "recorded_at": START + timedelta(days=1, hours=recorded),
+        "generation": 1,
+        "partition": 0,
+        "offset": offset,
+        "provenance": json.dumps(provenance),
+        "state": None if state is None else json.dumps(state),
+    }
+    _insert(connection, "guest_history__v1", {**row, "schema_version": 1, **history})
+    if is_newest:
+        _insert(connection, "guest_latest__v1", row)
 
 
 def _insert(connection: psycopg.Connection[Any], table: str, row: Mapping[str, Any]) -> None:
@@ -142,24 +154,3 @@ def fill_log(config: Config, age_s: int = 0) -> None:
         where = place_headers(b"no JSON", names.raw("shop", "t"), 0, 7)
         producer.send(OutRecord(names.dead_unknown, None, b"no", where, partition=0))
         producer.flush()
-
-
-@contextmanager
-def serving(config: Config, app: App, port: int = 0) -> Iterator[str]:
-    """A server in a thread, on a free port by default; gives its address."""
-    stop, ready, addresses = threading.Event(), threading.Event(), list[str]()
-
-    def told(address: str) -> None:
-        addresses.append(address)
-        ready.set()
-
-    given = (altered(config, api={"port": port}), app, stop, told)
-    thread = threading.Thread(target=serve, args=given)
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield addresses[0]
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not thread.is_alive()

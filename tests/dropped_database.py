@@ -1,14 +1,29 @@
-"""Dropping a test's database together with the replication slots that the test left behind."""
+"""A database of a test's own, which goes together with the replication slots that it left."""
 
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import psycopg
 from psycopg import sql
 
 _WITHIN_S: Final = 20.0
+
+
+@contextmanager
+def own_database(dsn: str) -> Iterator[str]:
+    """Make a database of the server at ``dsn``; out: its connection string."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield f"{dsn.rpartition('/')[0]}/{name}"
+    finally:
+        drop_database(dsn, name)
 
 
 def drop_database(dsn: str, name: str) -> None:

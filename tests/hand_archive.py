@@ -9,12 +9,21 @@ from datetime import datetime
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pydantic import BaseModel
 
 from everstate.archive import CommitNote, CommittedRange, app_id, table_path
 from everstate.archive.layout import TABLE_PROPERTIES
 from everstate.archive.sums import summed
 from everstate.config import Config
 from everstate.log.record import Record
+
+
+class Seat(BaseModel):
+    """The entity of what tests archive by hand."""
+
+    seat_id: str
+    price: int
+
 
 SCHEMA = pa.schema(
     [

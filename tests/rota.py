@@ -1,7 +1,8 @@
 """Run the tests of the full tier in turn: those whose last green run is the longest ago come first.
 
-``python tests/rota.py MINUTES`` runs them and keeps each result in ``tests/rota.json``;
-``python tests/rota.py`` prints the ten oldest. A test is a function: its parameters count together.
+``python tests/rota.py MINUTES [FOLDER…]`` runs them, or those of some folders or files, and keeps
+each result in ``tests/rota.json``; ``python tests/rota.py`` prints the ten oldest. A test is a
+function: its parameters count together.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ KEPT: Final = ROOT / "tests" / "rota.json"
 _RESULTS: Final = Path("test-results") / "rota"
 _UNKNOWN_S: Final = 120.0
 """How long a test is expected to take that was never run."""
+
+_LAST_FILE_S: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -111,19 +114,23 @@ def keep(runs: Mapping[str, Run], path: Path = KEPT) -> None:
     path.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
 
 
-def rota(minutes: float) -> int:
-    """Run what is due within some minutes; 1 when a test was not green."""
+def rota(minutes: float, *within: str) -> int:
+    """Run what is due in some folders or files (default: in all); 1 when a test was not green.
+
+    No file begins after the minutes; the last one that did has ten more.
+    """
     end, is_red = time.monotonic() + 60 * minutes, False
     tests = only_full(collected("--full"), collected())
     runs = {test: run for test, run in read().items() if test in tests}
     words = ("git", "describe", "--always", "--dirty")
     commit = subprocess.check_output(words, cwd=ROOT, text=True).strip()
-    picked = chosen(due(tests, runs), runs, 60 * minutes)
+    possible = [test for test in due(tests, runs) if test.startswith(within or "tests")]
+    picked = chosen(possible, runs, 60 * minutes)
     for file, group in groupby(sorted(picked), lambda test: test.partition("::")[0]):
         left = end - time.monotonic()
         if left < 0:
             break
-        for test, (seconds, result) in run_file(file, group, max(left, 60)).items():
+        for test, (seconds, result) in run_file(file, group, left + _LAST_FILE_S).items():
             now = datetime.now(UTC).isoformat(timespec="seconds")
             before = runs[test].green if test in runs else ""
             green = now if result == "ok" else before
@@ -147,5 +154,5 @@ def show(tests: Iterable[str], runs: Mapping[str, Run]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        sys.exit(rota(float(sys.argv[1])))
+        sys.exit(rota(float(sys.argv[1]), *sys.argv[2:]))
     show(only_full(collected("--full"), collected()), read())

@@ -500,14 +500,13 @@ def check_dsn(field: str, dsn: str) -> None:
     error does not show the address itself.
     """
     # Imported here: without an address no driver is needed.
-    from psycopg import ProgrammingError
-    from psycopg.conninfo import conninfo_to_dict
+    from everstate.postgres import settings_of
 
     try:
-        parts = conninfo_to_dict(dsn)
-    except ProgrammingError:
+        parts = settings_of(dsn)
+    except ValueError:
         parts = {"host": " @"}
-    host, ports = str(parts.get("host", "")), str(parts.get("port", "")).split(",")
+    host, ports = parts.get("host", ""), parts.get("port", "").split(",")
     is_misread = "@" in host[1:] or "@" in path_of(dsn)
     if is_misread or not all(port.isdigit() for port in ports if port):
         raise InvalidConfig(

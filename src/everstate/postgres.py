@@ -1,25 +1,61 @@
-"""Connections to PostgreSQL: how they are opened, kept for the next use, and known to be lost."""
+"""PostgreSQL for rooms that are no store: connections, names in statements, and its errors.
+
+The driver is imported here, by the stores and the control tables, and by the ways in that read a
+database of PostgreSQL; everybody else sees errors of `everstate.errors`.
+"""
 
 from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import psycopg
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
+from psycopg.types.json import set_json_loads
+from psycopg.types.string import TextLoader
 
-from everstate.errors import Unavailable
+from everstate.errors import (
+    InUse,
+    InvalidQuery,
+    MissingColumn,
+    MissingTable,
+    NoViews,
+    StatementRefused,
+    Unavailable,
+    ValueRefused,
+    ViewsUnavailable,
+)
+from everstate.telemetry import without_secret
 
 Connection: TypeAlias = psycopg.Connection[Any]
+ReadCursor: TypeAlias = psycopg.Cursor[Any]
+Decode: TypeAlias = Callable[[bytes | str], Any]
+"""Reads a value of JSON from its text."""
 
 _CONNECT_S: Final = 10
 """Seconds that a server may take to answer, unless the connection string has another value."""
 # Connection lost or refused, the server was shut down, or it lacks a resource.
 _AWAY: Final = ("08", "57", "53")
+_REFUSALS: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[StatementRefused]], ...]] = (
+    ((psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName), MissingTable),
+    ((psycopg.errors.UndefinedColumn,), MissingColumn),
+    (
+        (
+            psycopg.errors.LockNotAvailable,
+            psycopg.errors.SerializationFailure,
+            psycopg.errors.DependentObjectsStillExist,
+        ),
+        InUse,
+    ),
+    ((psycopg.DataError,), ValueRefused),
+    ((psycopg.ProgrammingError, psycopg.IntegrityError), StatementRefused),
+    ((psycopg.InternalError, psycopg.NotSupportedError), StatementRefused),
+)
 
 
 def connect(dsn: str, **settings: Any) -> Connection:
@@ -42,6 +78,127 @@ def is_away(cause: psycopg.Error) -> bool:
     """Whether an error means that the connection cannot be used any more."""
     state = cause.sqlstate or ""
     return not state or state[:2] in _AWAY
+
+
+@contextmanager
+def views_errors(dsn: str) -> Iterator[None]:
+    """Translate errors of the views' server in the block to ViewsUnavailable."""
+    try:
+        yield
+    except psycopg.OperationalError as cause:
+        raise unavailable(dsn, cause) from cause
+
+
+def unavailable(dsn: str, cause: psycopg.OperationalError) -> ViewsUnavailable:
+    """The error for a server that does not answer, or that cannot serve the statement now."""
+    problem = "does not answer" if is_away(cause) else "cannot answer now"
+    return ViewsUnavailable(
+        f"the views' database {problem} ({without_secret(dsn)}): {first_line(cause)}",
+        advice="`everstate status` shows the servers. `everstate up` starts a local one, and not "
+        "your own.",
+    )
+
+
+def first_line(cause: BaseException) -> str:
+    """The first line of an error, or its type."""
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Translate what PostgreSQL refuses in the block to StatementRefused, or a class below it.
+
+    Errors of the server pass through, a deadlock and a statement that takes too long among them:
+    :func:`views_errors` translates them.
+    """
+    try:
+        yield
+    except psycopg.Error as cause:
+        kind = _kind_of(cause)
+        if kind is None:
+            raise
+        raise kind(first_line(cause)) from cause
+
+
+def refusal(cause: psycopg.Error, reason: str) -> StatementRefused:
+    """The error for what PostgreSQL refuses; ``reason`` is its message."""
+    return (_kind_of(cause) or StatementRefused)(reason)
+
+
+def _kind_of(cause: psycopg.Error) -> type[StatementRefused] | None:
+    return next((kind for causes, kind in _REFUSALS if isinstance(cause, causes)), None)
+
+
+def settings_of(dsn: str) -> dict[str, str]:
+    """The settings of a connection string; raises ValueError for one that cannot be read."""
+    try:
+        return {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
+    except psycopg.ProgrammingError as cause:
+        raise ValueError(first_line(cause)) from None
+
+
+def libpq_variables() -> dict[str, str]:
+    """Setting of a connection string → the environment variable in which clients of libpq read it.
+
+    Settings without one are left out.
+    """
+    return {
+        option.keyword.decode(): option.envvar.decode()
+        for option in pq.Conninfo.get_defaults()
+        if option.envvar is not None
+    }
+
+
+def identifier(*names: str) -> str:
+    """A name in SQL's quotes; of several, the last one within those before it."""
+    return ".".join('"{}"'.format(name.replace('"', '""')) for name in names)
+
+
+def literal(text: str) -> str:
+    """A text in SQL's quotes."""
+    return "'{}'".format(text.replace("'", "''"))
+
+
+def read_json_by(connection: Connection, decode: Decode, as_text: Iterable[str] = ()) -> None:
+    """Let a connection give JSON as ``decode`` reads it, and values of some types as their text."""
+    set_json_loads(decode, connection)
+    for name in as_text:
+        connection.adapters.register_loader(name, TextLoader)
+
+
+@contextmanager
+def one_snapshot(connection: Connection) -> Iterator[None]:
+    """A transaction whose statements all see the database as of its first one."""
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSnapshot:
+    """A snapshot of the database, which tasks in other processes can read in while it is held."""
+
+    dsn: str
+    number: str
+
+    @contextmanager
+    def joined(self) -> Iterator[Connection]:
+        """A connection in a transaction of this snapshot; raises ViewsUnavailable."""
+        with views_errors(self.dsn), connect(self.dsn) as connection, one_snapshot(connection):
+            connection.execute(f"SET TRANSACTION SNAPSHOT {literal(self.number)}".encode())
+            yield connection
+
+
+@contextmanager
+def shared_snapshot(dsn: str, **settings: Any) -> Iterator[tuple[Connection, SharedSnapshot]]:
+    """Hold a snapshot: the connection of its transaction, and what others need to read in it.
+
+    Raises ViewsUnavailable.
+    """
+    with views_errors(dsn), connect(dsn, **settings) as connection, one_snapshot(connection):
+        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+        assert row is not None
+        yield connection, SharedSnapshot(dsn, row[0])
 
 
 class Connections:
@@ -78,7 +235,7 @@ class Connections:
             try:
                 yield connection
             finally:
-                if connection.info.transaction_status is TransactionStatus.IDLE:
+                if connection.info.transaction_status is pq.TransactionStatus.IDLE:
                     self._idle.append(connection)
                 else:
                     connection.close()
@@ -99,6 +256,90 @@ class Connections:
             if not connection.closed and not _has_input(connection):
                 return connection
             connection.close()
+
+
+class PreparedStatements:
+    """Runs single statements of readers, which stay prepared, for any number of threads; close it.
+
+    A thread uses a connection that is idle, or opens another. Raises ViewsUnavailable when the
+    server does not answer; connects again once after a connection was lost.
+    """
+
+    def __init__(self, dsn: Callable[[], str], opened: Callable[[str], Connection]) -> None:
+        """``dsn`` is asked when a connection is opened."""
+        self._dsn, self._opened = dsn, opened
+        self._idle: list[ReadCursor] = []
+
+    def rows(self, query: bytes, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of a statement."""
+        cursor = self._run(query, parameters)
+        try:
+            return cursor.fetchall()
+        finally:
+            self._idle.append(cursor)
+
+    def row(self, query: bytes, parameters: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """First row of a statement, or None."""
+        cursor = self._run(query, parameters)
+        try:
+            return cursor.fetchone()
+        finally:
+            self._idle.append(cursor)
+
+    def table(
+        self, query: bytes, parameters: Sequence[Any] = ()
+    ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Column names of a statement, and all its rows."""
+        cursor = self.execute(query, parameters)
+        return tuple(column.name for column in cursor.description or ()), cursor.fetchall()
+
+    def execute(self, query: bytes, parameters: Any = ()) -> ReadCursor:
+        """Run a statement; its rows are in memory when it returns."""
+        cursor = self._run(query, parameters)
+        self._idle.append(cursor.connection.cursor())
+        return cursor
+
+    def close(self) -> None:
+        """Close the connections; the next statement opens a new one."""
+        while self._idle:
+            self._idle.pop().connection.close()
+
+    def _run(self, query: bytes, parameters: Any) -> ReadCursor:
+        try:
+            cursor = self._idle.pop()
+        except IndexError:
+            return self._run_first(query, parameters)
+        try:
+            return cursor.execute(query, parameters, prepare=True, binary=True)
+        except psycopg.OperationalError as cause:
+            if not cursor.connection.broken:
+                self._idle.append(cursor)
+                raise unavailable(self._dsn(), cause) from cause
+            # The server closed it, and then most likely the others too.
+            self.close()
+        except psycopg.Error as cause:
+            self._idle.append(cursor)
+            raise _refused_query(cause) from cause
+        return self._run_first(query, parameters)
+
+    def _run_first(self, query: bytes, parameters: Any) -> ReadCursor:
+        """Run a statement over a new connection."""
+        with views_errors(self._dsn()):
+            cursor = self._opened(self._dsn()).cursor()
+            try:
+                return cursor.execute(query, parameters, prepare=True, binary=True)
+            except psycopg.OperationalError:
+                cursor.connection.close()
+                raise
+            except psycopg.Error as cause:
+                self._idle.append(cursor)
+                raise _refused_query(cause) from cause
+
+
+def _refused_query(cause: psycopg.Error) -> NoViews | InvalidQuery:
+    if isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
+        return NoViews()
+    return InvalidQuery(f"the views' database refused the query: {first_line(cause)}.")
 
 
 def _has_input(connection: Connection) -> bool:

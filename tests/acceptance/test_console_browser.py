@@ -14,10 +14,11 @@ from playwright.sync_api import Browser, Page, expect
 
 from callers import caller_entry
 from chromium import browser
-from console_cases import ODD_KEYS, fill, fill_log, hotel, serving
+from console_cases import ODD_KEYS, fill, fill_log, hotel
 from everstate.api_config import ApiConfig
 from everstate.config import Config
 from everstate.local.artifacts import Artifact, obtain
+from kit.serving import serving
 
 __all__ = ["browser"]
 

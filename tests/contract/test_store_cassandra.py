@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cassandra_cases import committed, drop, empty, own_keyspace
+from cassandra_cases import committed, empty, own_keyspace
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.sources.stores.cassandra import CassandraStore, Database
@@ -26,10 +26,8 @@ from tiers import counted
 
 @pytest.fixture(scope="module")
 def shared(cassandra: Any) -> Iterator[tuple[Config, Database]]:
-    config = own_keyspace(cassandra.config)
-    with Database(config) as database:
+    with own_keyspace(cassandra.config) as config, Database(config) as database:
         yield config, database
-        drop(database)
 
 
 class TestCassandraStore(StoreContract, CrudStoreContract):

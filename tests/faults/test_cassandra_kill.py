@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cassandra_cases import committed, drop, own_keyspace
+from cassandra_cases import committed, own_keyspace
 from everstate.config import Config
 from everstate.log.topics import Topics
 from everstate.pipeline.drift.check import check_drift
@@ -36,12 +36,10 @@ ENOUGH_BYTES = 1_000
 
 @pytest.fixture
 def config(cassandra: Any, topic_prefix: str) -> Iterator[Config]:
-    config = own_keyspace(altered(cassandra.config, log={"prefix": topic_prefix}))
-    with Topics(config) as topics:
-        topics.ensure([ORDER.name])
-    yield config
-    with Database(config) as database:
-        drop(database)
+    with own_keyspace(altered(cassandra.config, log={"prefix": topic_prefix})) as config:
+        with Topics(config) as topics:
+            topics.ensure([ORDER.name])
+        yield config
 
 
 class Rig:

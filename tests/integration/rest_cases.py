@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from everstate.api.server import serve
 from everstate.app import App
 from everstate.config import Config
+from kit.serving import serving
 from kit.settings import altered
 
 HOTEL = Path(__file__).parents[2] / "examples" / "hotel" / "hotel.py"
@@ -41,35 +40,10 @@ def configured(config: Config, database: str, prefix: str, **api: Any) -> Config
 
 
 @contextmanager
-def serving(config: Config, app: App) -> Iterator[str]:
-    """A server in a thread; gives its address."""
-    stop, ready, addresses = threading.Event(), threading.Event(), list[str]()
-
-    def told(address: str) -> None:
-        addresses.append(address)
-        ready.set()
-
-    thread = threading.Thread(target=serve, args=(config, app, stop, told))
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield addresses[0]
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not thread.is_alive()
-
-
-@contextmanager
-def client(config: Config, app: App) -> Iterator[httpx.Client]:
+def client(config: Config, app: App, **options: Any) -> Iterator[httpx.Client]:
     """A client of a server that lives as long as the block."""
     with (
-        serving(configured_port(config), app) as address,
-        httpx.Client(base_url=address, timeout=30) as made,
+        serving(config, app) as address,
+        httpx.Client(base_url=address, timeout=30, **options) as made,
     ):
         yield made
-
-
-def configured_port(config: Config, port: int = 0) -> Config:
-    """The settings with another port; 0 takes a free one."""
-    return altered(config, api={"port": port})

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime, timedelta
+from collections import Counter
+from datetime import date
 from typing import Any
-from uuid import UUID
 
 import psycopg
 from pydantic import BaseModel
 
+from console_cases import SCHEMA, insert_version
 from everstate.app import App
 from kit.view_postgres import install_entity
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
-SCHEMA = "everstate_views"
-
 
 HOTEL = App("hotel")
 
@@ -28,7 +25,7 @@ class Guest(BaseModel):
     born: date | None = None
 
 
-PROVENANCE = json.dumps({"apiVersion": "v1", "serviceName": "desk", "identifier": "clerk"})
+PROVENANCE = {"apiVersion": "v1", "serviceName": "desk", "identifier": "clerk"}
 
 
 def guest(key: str, name: str, **fields: Any) -> dict[str, Any]:
@@ -52,40 +49,18 @@ HISTORIES: list[tuple[str, float, dict[str, Any] | None]] = [
 def fill(connection: psycopg.Connection[Any]) -> None:
     """Make the tables of the views and put every version of every guest into them."""
     install_entity(connection, SCHEMA, HOTEL.entities["guest"], {0: 8})
-    versions: dict[str, int] = {}
+    left, versions = Counter(key for key, _, _ in HISTORIES), Counter[str]()
     for offset, (key, hours, state) in enumerate(HISTORIES):
-        version = versions[key] = versions.get(key, 0) + 1
-        kind = "deleted" if state is None else "created" if version == 1 else "updated"
-        moment = START + timedelta(hours=hours)
-        shared = (
+        version = versions[key] = versions[key] + 1
+        insert_version(
+            connection,
             key,
             version,
-            UUID(int=offset),
-            kind,
-            moment,
-            moment,
-            START + timedelta(days=1, hours=offset),
-            1,
-            0,
-            offset,
-            PROVENANCE,
-            None if state is None else json.dumps(state),
-        )
-        connection.execute(
-            f"INSERT INTO {SCHEMA}.guest_latest__v1 (key, version, change_id, kind, as_of, "
-            'occurred_at, recorded_at, generation, partition, "offset", provenance, state) VALUES '
-            "(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (key) DO UPDATE SET "
-            "(version, change_id, kind, as_of, occurred_at, recorded_at, generation, partition, "
-            '"offset", provenance, state) = ROW(excluded.version, excluded.change_id, '
-            "excluded.kind, excluded.as_of, excluded.occurred_at, excluded.recorded_at, "
-            'excluded.generation, excluded.partition, excluded."offset", excluded.provenance, '
-            "excluded.state)",
-            shared,
-        )
-        connection.execute(
-            f"INSERT INTO {SCHEMA}.guest_history__v1 (key, version, change_id, kind, as_of, "
-            'occurred_at, recorded_at, generation, partition, "offset", provenance, state, '
-            "schema_version, event) "
-            "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 1, %s)",
-            (*shared, json.dumps({"type": "Checked", "data": {"n": version}})),
+            hours,
+            state,
+            is_newest=version == left[key],
+            offset=offset,
+            recorded=offset,
+            provenance=PROVENANCE,
+            event=json.dumps({"type": "Checked", "data": {"n": version}}),
         )

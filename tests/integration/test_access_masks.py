@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from test_access_routes import asked, each_route, made
-from test_subscriptions import served
-from test_subscriptions_socket import opened
+from test_subscriptions import opened, served
 
 from callers import caller_entry
 from everstate.api.application import create_api

@@ -20,12 +20,12 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from callers import caller_entry
-from console_cases import serving
 from everstate.api.application import create_api
 from everstate.api_config import ApiConfig, Right
 from everstate.app import App
 from everstate.config import Config
 from kit.models import declare_bell, declare_visit
+from kit.serving import serving
 from running_stack import RunningStack
 
 RIGHTS: tuple[Right, ...] = get_args(Right)

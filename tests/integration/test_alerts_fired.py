@@ -17,10 +17,11 @@ import httpx
 import psycopg
 import pytest
 
-from console_cases import fill, fill_log, hotel, serving
+from console_cases import fill, fill_log, hotel
 from everstate.config import Config, load
 from everstate.log.topics import Topics
 from everstate.roles import Role, processes_of, run_roles
+from kit.serving import serving
 from kit.settings import altered
 from webhook_receiver import WebhookReceiver, receiving
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cassandra_cases import committed, drop, empty, own_keyspace
+from cassandra_cases import committed, empty, own_keyspace
 from everstate.config import Config
 from everstate.errors import Fenced, LogTruncated, SourceError
 from everstate.log.bound import changelogs
@@ -32,10 +32,8 @@ from kit.settings import altered
 
 @pytest.fixture(scope="module")
 def keyspace(cassandra: Any) -> Iterator[Config]:
-    config = own_keyspace(cassandra.config)
-    yield config
-    with Database(config) as database:
-        drop(database)
+    with own_keyspace(cassandra.config) as config:
+        yield config
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from cassandra import OperationTimedOut
 
-from cassandra_cases import committed, drop, empty, own_keyspace
+from cassandra_cases import committed, empty, own_keyspace
 from everstate.changes import Kind
 from everstate.config import Config
 from everstate.errors import InvalidQuery, SourceError, Unavailable, VersionConflict
@@ -25,10 +25,8 @@ from kit.settings import altered
 
 @pytest.fixture(scope="module")
 def keyspace(cassandra: Any) -> Iterator[Config]:
-    config = own_keyspace(cassandra.config)
-    yield config
-    with Database(config) as database:
-        drop(database)
+    with own_keyspace(cassandra.config) as config:
+        yield config
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from prometheus_client import REGISTRY
 from pyspark.sql import SparkSession
 
@@ -20,13 +21,16 @@ from clean_role import send_raw
 from everstate.changes import Change, ChangeCodec, DomainEvent
 from everstate.config import Config
 from everstate.declarations.captures import Capture
-from everstate.errors import Fenced, LocalStateError, Unavailable
+from everstate.errors import Fenced, LocalStateError, LogError, SourceReplaced, Unavailable
+from everstate.log.client import admin_settings
+from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.asking import Asker
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.cleaning import Cleaning
 from everstate.sources.cdc.holding import read_held
+from everstate.sources.cdc.reading import SourceIdentity, encode_source
 from everstate.sources.cdc.snapshots import Signalled
 from everstate.testing.log_checker import read_topic
 from kit.settings import altered, cleaning
@@ -35,11 +39,12 @@ from log_cases import forget
 pytestmark = cleaning(log={"partitions": 3})
 
 ENTITIES = {"item": ITEM}
+OWN = capture_of("debezium", dsn=DSN)
 
 
 @pytest.fixture(params=["one raw log", "a topic per table"])
 def capture(request: pytest.FixtureRequest) -> Capture:
-    return capture_of("debezium", dsn=DSN if request.param == "one raw log" else None)
+    return OWN if request.param == "one raw log" else capture_of("debezium")
 
 
 class Rig:
@@ -406,3 +411,50 @@ def test_every_row_that_was_read_is_accounted_for_over_restarts(small: Rig) -> N
     }
     assert metric["read", "everstate_clean_rows_total"] >= 12
     assert metric[None, "everstate_clean_vanished_rows"] == 0
+
+
+def test_a_raw_log_that_grew_is_refused(config: Config, make_rig: Callable[[Capture], Rig]) -> None:
+    rig = make_rig(OWN)
+    rig.work(5)
+    rig.send()
+    rig.catch_up()
+    admin: Any = AdminClient(admin_settings(config))
+    for future in admin.create_partitions([NewPartitions(rig.raw, 2)]).values():
+        future.result(10)
+    with pytest.raises(LogError, match="has 2 partitions"):
+        rig.catch_up()
+    assert rig.broken() == []
+
+
+def test_rows_of_a_restored_database_wait_for_a_new_epoch(
+    config: Config, make_rig: Callable[[Capture], Rig]
+) -> None:
+    rig = make_rig(OWN)
+
+    def reads(identity: str, epoch: int) -> None:
+        """What `everstate cdc` writes when another database is read from here on."""
+        value = encode_source(SourceIdentity(identity=identity, epoch=epoch))
+        with Producer(config) as producer:
+            producer.send_raw(rig.raw, None, value, [("kind", b"source")])
+
+    reads("system 1", 1)
+    rig.work(20)
+    rig.send()
+    rig.catch_up()
+    assert rig.broken() == []
+    reads("system 2", 1)
+    with pytest.raises(SourceReplaced, match="system 2"):
+        rig.catch_up()
+    assert rig.broken() == [], "nothing became of it"
+    before = len(rig.changes())
+    reads("system 2", 2)
+    # Its log begins anew; what it says is newer all the same.
+    restored = Database("debezium, default")
+    restored.write(1, {"name": "restored", "note": "n"})
+    send_raw(config, rig.raw, restored.log)
+    rig.catch_up()
+    assert len(rig.changes()) == before + 1
+    (last,) = [one for one in rig.changes() if (one.current or {}).get("name") == "restored"]
+    assert last.extra["source"]["position"]["lsn"][0] == 2
+    (table,) = read_balance(config, OWN).tables
+    assert table.vanished == 0

@@ -11,14 +11,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from rest_cases import EVA, configured, hotel, serving
-from serving_cases import START, Guest, fill
+from rest_cases import EVA, configured, hotel
+from serving_cases import Guest, fill
 from test_subscriptions import served
 
+from console_cases import START
 from everstate.app import App
 from everstate.changes import Provenance
 from everstate.client import AsyncClient, Client, Event, RequestFailed
 from everstate.config import load
+from kit.serving import serving
 from kit.settings import altered
 from kit.waiting import until
 from reading_cases import Orders

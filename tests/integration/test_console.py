@@ -16,9 +16,10 @@ import httpx
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
+from rest_cases import client
 
 from callers import caller_entry
-from console_cases import ODD_KEYS, SCRIPT, START, Guest, fill, fill_log, hotel, serving
+from console_cases import ODD_KEYS, SCRIPT, START, Guest, fill, fill_log, hotel
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.config import Config
@@ -37,10 +38,7 @@ HTML = {"Accept": "text/html"}
 def console(config: Config) -> Iterator[httpx.Client]:
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         fill(connection)
-    with (
-        serving(config, hotel()) as address,
-        httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
-    ):
+    with client(config, hotel(), headers=HTML) as made:
         yield made
 
 
@@ -160,10 +158,7 @@ def secured(config: Config) -> Iterator[httpx.Client]:
         fill(connection)
     desk = caller_entry(TOKEN)
     api = ApiConfig(tokens={"desk": desk})
-    with (
-        serving(config.model_copy(update={"api": api}), hotel()) as address,
-        httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
-    ):
+    with client(config.model_copy(update={"api": api}), hotel(), headers=HTML) as made:
         yield made
 
 
@@ -350,10 +345,7 @@ def test_captures_that_nobody_runs_are_shown_as_they_are(config: Config) -> None
     app.capture(
         "own", kind="postgresql", tables=rooms, dsn="postgresql://u:secret@127.0.0.1:1/none"
     )
-    with (
-        serving(config, app) as address,
-        httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
-    ):
+    with client(config, app, headers=HTML) as made:
         told = page(made, "/console/-/sources")
         assert "run by another system" in told
         assert "knows no Kafka Connect" in told
@@ -362,10 +354,7 @@ def test_captures_that_nobody_runs_are_shown_as_they_are(config: Config) -> None
 
 
 def test_an_empty_project_has_pages_too(config: Config) -> None:
-    with (
-        serving(config, App("empty")) as address,
-        httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
-    ):
+    with client(config, App("empty"), headers=HTML) as made:
         for path in ("/", "/console", *(f"/console/-/{name}" for name in ("log", "sources"))):
             page(made, path)
         assert "No record was rejected" in page(made, "/console/-/dead")
@@ -375,23 +364,16 @@ def test_an_empty_project_has_pages_too(config: Config) -> None:
 def test_a_server_that_is_down_is_named_and_the_rest_is_shown(config: Config) -> None:
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         fill(connection)
-    with (
-        serving(altered(config, log={"bootstrap_servers": "127.0.0.1:1"}), hotel()) as address,
-        httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
-    ):
+    away = altered(config, log={"bootstrap_servers": "127.0.0.1:1"})
+    with client(away, hotel(), headers=HTML) as made:
         told = page(made, "/")
         assert "<strong>the log (Kafka)</strong> does not answer" in told
         assert "(PostgreSQL)" not in told
         for path in ("log", "dead"):
             assert "does not answer" in page(made, f"/console/-/{path}", 503)
         assert "This is the state now" in page(made, "/console/guest/eva")
-    with (
-        serving(
-            altered(config, store={"dsn": "postgresql://everstate:secret@127.0.0.1:1/none"}),
-            hotel(),
-        ) as address,
-        httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
-    ):
+    nowhere = altered(config, store={"dsn": "postgresql://everstate:secret@127.0.0.1:1/none"})
+    with client(nowhere, hotel(), headers=HTML) as made:
         told = page(made, "/")
         assert "(PostgreSQL)</strong> does not answer" in told
         assert "(Kafka)" not in told
@@ -408,10 +390,7 @@ def test_a_server_that_comes_back_is_shown_again(config: Config) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     dsn = real._replace(netloc=real.netloc.replace(str(real.port), str(port))).geturl()
-    with (
-        serving(altered(config, store={"dsn": dsn}), hotel()) as address,
-        httpx.Client(base_url=address, headers=HTML, timeout=30) as made,
-    ):
+    with client(altered(config, store={"dsn": dsn}), hotel(), headers=HTML) as made:
         assert "(PostgreSQL)</strong> does not answer" in page(made, "/")
         with forwarding(port, real.port or 0):
             until(lambda: "(PostgreSQL)" not in page(made, "/console/-/overview", part=1), 30)

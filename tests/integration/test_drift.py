@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,16 +17,16 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from cassandra_cases import drop, own_keyspace
+from cassandra_cases import own_keyspace
 from everstate.changes import ChangeCodec, Kind
-from everstate.changes.drift import Drifted, Truth, What
+from everstate.changes.drift import Drifted, DriftReport, Truth, What
 from everstate.config import Config
 from everstate.errors import StoreBehindLog
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.parts import Journal, run_parts
-from everstate.pipeline.drift.check import DriftReport, ScheduledDrift, check_drift
+from everstate.pipeline.drift.check import ScheduledDrift, check_drift
 from everstate.runtime.worker import part_of
 from everstate.sources.outbox import Relay
 from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
@@ -126,7 +126,6 @@ class CassandraSide:
         self.database.execute(statement, [later, key])
 
     def close(self) -> None:
-        drop(self.database)
         self.database.close()
 
 
@@ -136,17 +135,20 @@ def side(request: pytest.FixtureRequest, stack: Any, topic_prefix: str) -> Itera
     drift = stack.config.drift.model_copy(update={"settle_s": 0.1, "ranges": 64})
     update: dict[str, Any] = {"log": log, "drift": drift}
     made: PostgresSide | CassandraSide
+    opened = ExitStack()
     if request.param == "postgres":
         dsn = request.getfixturevalue("database")
         update["store"] = stack.config.store.model_copy(update={"dsn": dsn})
         made = PostgresSide(stack.config.model_copy(update=update))
     else:
         running: Config = request.getfixturevalue("cassandra").config
-        made = CassandraSide(own_keyspace(running.model_copy(update=update)))
-    with Topics(made.config) as topics:
-        topics.ensure([ORDER.name])
-    yield made
-    made.close()
+        own = own_keyspace(running.model_copy(update=update))
+        made = CassandraSide(opened.enter_context(own))
+    with opened:
+        with Topics(made.config) as topics:
+            topics.ensure([ORDER.name])
+        yield made
+        made.close()
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from rest_cases import configured_port, serving
 
 from chromium import browser
+from kit.serving import serving
 from reading_cases import Orders
 
 pytestmark = pytest.mark.settings(api={"port": 0, "page_max": 100})
@@ -64,12 +64,11 @@ def test_the_board_shows_what_comes_changes_and_goes_also_after_the_server_was_a
 ) -> None:
     page, faults, port = browser.new_page(), list[str](), free_port()
     page.on("pageerror", lambda error: faults.append(str(error)))
-    config = configured_port(orders.config, port)
     orders.send(orders.change("a1", region="north", status="open"))
     orders.send(orders.change("b1", region="<b>", status="open"))
     orders.keep()
     with shown(f"http://127.0.0.1:{port}") as place:
-        with serving(config, orders.app):
+        with serving(orders.config, orders.app, port):
             page.goto(place)
             expect(page.get_by_role("status")).to_have_text("Live")
             expect(page.locator("th")).to_have_text(["order_id", "region", "status"])
@@ -81,7 +80,7 @@ def test_the_board_shows_what_comes_changes_and_goes_also_after_the_server_was_a
         expect(page.get_by_role("status")).not_to_have_text("Live", timeout=30_000)
         orders.send(orders.change("a3", region="south", status="open"))
         orders.keep()
-        with serving(config, orders.app):
+        with serving(orders.config, orders.app, port):
             expect_rows(page, "a1northpaid", "a2southopen", "a3southopen")
             page.close()
     assert faults == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from math import inf
 from pathlib import Path
@@ -17,7 +18,7 @@ from psycopg import sql
 from everstate.app import App
 from everstate.archive import table_path
 from everstate.pipeline.keeping import trail
-from everstate.pipeline.keeping.build import Builder
+from everstate.pipeline.keeping.spans import Archived
 from everstate.views.control import Control
 from everstate.views.database import connect_views
 from everstate.views.kinds import ViewPlan
@@ -139,7 +140,7 @@ def test_a5_nothing_that_a_build_needs_is_trimmed_while_it_begins(
         world.send(lost)
         drain(keeper)
     world.app = changed_app(CHANGED)
-    keeper, vector = world.keeper(), Builder._vector
+    keeper, vector = world.keeper(), Archived.vector
     asks = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     trimmed = list[str]()
 
@@ -151,8 +152,8 @@ def test_a5_nothing_that_a_build_needs_is_trimmed_while_it_begins(
 
     trimming = threading.Thread(target=trim)
 
-    def meanwhile(builder: Builder, control: Control, entity: str) -> dict[int, int]:
-        found = vector(builder, control, entity)
+    def meanwhile(archived: Archived, core: Mapping[int, int]) -> dict[int, int]:
+        found = vector(archived, core)
         world.archive()
         trimming.start()
         while trimming.is_alive() and not world.rows(asks):
@@ -160,7 +161,7 @@ def test_a5_nothing_that_a_build_needs_is_trimmed_while_it_begins(
         assert trimmed == ([] if is_locked else ["done"])
         return found
 
-    monkeypatch.setattr(Builder, "_vector", meanwhile)
+    monkeypatch.setattr(Archived, "vector", meanwhile)
     if not is_locked:
         lock = Control.lock_installing
 

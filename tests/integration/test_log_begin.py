@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from cassandra_cases import drop, own_keyspace
+from cassandra_cases import own_keyspace
 from everstate.app import App
 from everstate.cli.log import begin_log
 from everstate.config import Config
@@ -153,11 +153,10 @@ def test_cassandra_publishes_to_one_log(
     running: Config = cassandra.config
     log = stack.config.log.model_copy(update={"prefix": topic_prefix})
     own_store = stack.config.store.model_copy(update={"dsn": database})
-    config = own_keyspace(running.model_copy(update={"log": log, "store": own_store}))
-    with Topics(config) as topics:
-        topics.ensure([ORDER.name])
-    keyspace = Database(config)
-    try:
+    settings = running.model_copy(update={"log": log, "store": own_store})
+    with own_keyspace(settings) as config, Database(config) as keyspace:
+        with Topics(config) as topics:
+            topics.ensure([ORDER.name])
         with Publisher(config, [ORDER], database=keyspace) as publisher:
             publisher.step()
         store = CassandraStore(config, ORDER, database=keyspace)
@@ -173,6 +172,3 @@ def test_cassandra_publishes_to_one_log(
         assert list(begin_log(other, app)) == [ORDER.name]
         with Publisher(other, [ORDER], database=keyspace) as publisher:
             assert publisher.step() == 1
-    finally:
-        drop(keyspace)
-        keyspace.close()

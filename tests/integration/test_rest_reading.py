@@ -10,8 +10,9 @@ import httpx
 import psycopg
 import pytest
 from rest_cases import client
-from serving_cases import SCHEMA, START, Guest, fill
+from serving_cases import Guest, fill
 
+from console_cases import SCHEMA, START
 from everstate.app import App
 from everstate.config import load
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from pydantic import BaseModel, field_validator
-from rest_cases import DESK, EVA, HOTEL, client, configured, hotel, serving
+from rest_cases import DESK, EVA, HOTEL, client, configured, hotel
 
 import command_cases as bank
 from everstate.api.server import serve
@@ -25,6 +25,7 @@ from everstate.app import App
 from everstate.config import Config
 from everstate.errors import InvalidConfig
 from everstate.loopback import is_loopback
+from kit.serving import serving
 from kit.settings import altered
 from tiers import TIER
 

@@ -148,9 +148,9 @@ class Follower:
 class Comer(Subscriber):
     """A subscriber that stays for a while, and comes back to a server that was killed."""
 
-    def _follow(self, headers: dict[str, str], stay: int) -> None:
+    def _follow(self, stay: int) -> None:
         try:
-            super()._follow(headers, STAY * stay)
+            super()._follow(STAY * stay)
         except AssertionError as error:
             if "503" not in str(error):
                 raise
@@ -165,8 +165,7 @@ def readers(orders: Orders, server: Server, rounds: int) -> tuple[list[Follower]
         server.start()
         running.enter_context(orders.keeping(2_000))
         walkers = [Follower(server.address, Random(seed)) for seed in range(3)]
-        url = f"{server.address}/stream/v1/order"
-        comers = [Comer(url, Random(seed), since="beginning") for seed in range(3)]
+        comers = [Comer(server.address, Random(seed), since="beginning") for seed in range(3)]
         for ending in [each.ended for each in walkers] + [each.ended for each in comers]:
             running.callback(ending.set)
         for comer in comers:

@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
-from serving_cases import SCHEMA, fill
+from serving_cases import fill
 from typer.testing import CliRunner
 
+from console_cases import SCHEMA
 from everstate.changes import Provenance
 from everstate.cli import cli
 from everstate.cli.console import load_app
@@ -230,7 +231,7 @@ def test_views_list_and_status_say_how_far_a_version_is_and_what_waits_for_whom(
             replace(made, version=3, status=WAITING, status_reason="its SQL changed")
         )
         seen = {"doing": "reading the archive", "share": 0.34, "rate": 45_000.0, "left_s": 12.0}
-        control.set_progress("names", 2, seen)
+        control.record("names", 2, progress=seen)
     _, out, _ = everstate("views", "list")
     assert "building: reading the archive 34%, 45,000 changes/s, 12 s to go" in out
     listed = {(v["name"], v["version"]): v for v in json_of(everstate("views", "list", "--json"))}

@@ -8,8 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from serving_cases import HOTEL, SCHEMA, START, fill
+from serving_cases import HOTEL, fill
 
+from console_cases import SCHEMA, START
 from everstate.config import Config, load
 from everstate.errors import InvalidQuery, NotFound, Unavailable, UnknownEntity
 from everstate.serving import ABSENT, Difference, Reader

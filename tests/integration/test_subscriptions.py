@@ -1,23 +1,26 @@
-"""Subscriptions over Server-Sent Events: whatever disconnects, nothing is missed or double."""
+"""Subscriptions by either route: whatever disconnects, nothing is missed or double."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
 from test_reading_handover import load
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from everstate.api import subscribing
-from everstate.api.server import serve
 from everstate.changes.tokens import LogPosition, Spot, Token, parse_token
 from everstate.serving import hub as hub_module
+from kit.serving import serving
 from kit.waiting import until
 from log_cases import forget
 from reading_cases import Orders
@@ -35,20 +38,9 @@ def address(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield found
 
 
-@contextmanager
-def served(orders: Orders) -> Iterator[str]:
-    """A server in a thread; out: its address."""
-    stop, found = threading.Event(), list[str]()
-    server = threading.Thread(target=serve, args=(orders.config, orders.app, stop, found.append))
-    server.start()
-    try:
-        until(lambda: bool(found))
-        yield found[0]
-    finally:
-        stop.set()
-        began = time.monotonic()
-        server.join()
-        assert time.monotonic() - began < 5, "streams end with the server"
+def served(orders: Orders) -> AbstractContextManager[str]:
+    """A server of orders; out: its address. Its streams end with it."""
+    return serving(orders.config, orders.app, orders.config.api.port, ends_within_s=5)
 
 
 def events(response: httpx.Response) -> Iterator[Event]:
@@ -68,14 +60,34 @@ def events(response: httpx.Response) -> Iterator[Event]:
             name, token, data = "", None, ""
 
 
+def opened(
+    address: str, headers: Mapping[str, str] | None = None, /, **query: Any
+) -> ClientConnection:
+    """A WebSocket to the changes of orders."""
+    url = f"{address.replace('http', 'ws', 1)}/stream/v1/order?{urlencode(query)}"
+    return connect(
+        url, additional_headers=headers, proxy=None, max_size=None, max_queue=None, close_timeout=1
+    )
+
+
+def frames(socket: ClientConnection) -> Iterator[dict[str, Any]]:
+    """The events of a WebSocket until it is closed."""
+    try:
+        for text in socket:
+            yield json.loads(text)
+    except ConnectionClosed:
+        return
+
+
 class Subscriber:
     """Follows a stream, leaves it at random, and comes back with the id of the last event."""
 
-    def __init__(self, url: str, leave: Random | None = None, **parameters: Any) -> None:
-        self._url, self._leave, self._parameters = url, leave, parameters
+    def __init__(self, address: str, leave: Random | None = None, **query: str) -> None:
+        self.address, self.query, self._leave = address, query, leave
         self.changes: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
         self.notices: list[str] = []
+        self.codes: list[int | None] = []
         self.left = 0
         self.is_live = threading.Event()
         self.ended = threading.Event()
@@ -85,20 +97,25 @@ class Subscriber:
 
     def _run(self) -> None:
         while not self.ended.is_set():
-            headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
-            stay = 10**9 if self._leave is None else self._leave.randrange(20)
             try:
-                self._follow(headers, stay)
+                self._follow(10**9 if self._leave is None else self._leave.randrange(20))
             except httpx.HTTPError:
                 time.sleep(0.05)
 
-    def _follow(self, headers: dict[str, str], stay: int) -> None:
+    @contextmanager
+    def events(self) -> Iterator[Iterator[Event]]:
+        url = f"{self.address}/stream/v1/order"
+        headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
         with (
             httpx.Client(timeout=20) as client,
-            client.stream("GET", self._url, params=self._parameters, headers=headers) as response,
+            client.stream("GET", url, params=self.query, headers=headers) as response,
         ):
             assert response.status_code == 200, response.read()
-            for name, token, data in events(response):
+            yield events(response)
+
+    def _follow(self, stay: int) -> None:
+        with self.events() as found:
+            for name, token, data in found:
                 if name == "change":
                     self.changes.append(data)
                 elif name == "current":
@@ -118,6 +135,23 @@ class Subscriber:
         self._thread.join()
 
 
+class BySocket(Subscriber):
+    """Follows by WebSocket; a position without a change has no name, as in the other route."""
+
+    @contextmanager
+    def events(self) -> Iterator[Iterator[Event]]:
+        query = self.query
+        if self.last_id is not None:
+            kept = {name: value for name, value in query.items() if name != "current"}
+            query = {**kept, "since": self.last_id}
+        with opened(self.address, **query) as socket:
+            yield (
+                (each["event"].replace("position", ""), each["token"], each.get("data"))
+                for each in frames(socket)
+            )
+        self.codes.append(socket.close_code)
+
+
 def faults(changes: list[dict[str, Any]], versions: dict[str, int] | None = None) -> list[str]:
     """Versions of a key that are not the next one after those that were known before."""
     known, wrong = dict(versions or {}), []
@@ -129,20 +163,23 @@ def faults(changes: list[dict[str, Any]], versions: dict[str, int] | None = None
     return wrong
 
 
+BOTH_ROUTES = pytest.mark.parametrize("route", [Subscriber, BySocket])
+
+
 @pytest.mark.timeout(120)
+@BOTH_ROUTES
 def test_subscribers_that_leave_and_come_back_miss_nothing_and_get_nothing_twice(
-    orders: Orders, address: str
+    orders: Orders, address: str, route: type[Subscriber]
 ) -> None:
-    url = f"{address}/stream/v1/order"
     random, ended = Random(3), threading.Event()
     writer = threading.Thread(target=load, args=(orders, ended, random))
     with orders.keeping():
-        everything = [Subscriber(url, Random(seed), since="beginning") for seed in range(6)]
+        everything = [route(address, Random(seed), since="beginning") for seed in range(6)]
         one_key = [
-            Subscriber(url, Random(seed), key=f"k{seed}", current="true") for seed in range(6)
+            route(address, Random(seed), key=f"k{seed}", current="true") for seed in range(6)
         ]
-        rows = Subscriber(url, Random(9), current="true")
-        steady = Subscriber(url, since="beginning")
+        rows = route(address, Random(9), current="true")
+        steady = route(address, since="beginning")
         for each in (*everything, *one_key, rows, steady):
             assert each.is_live.wait(20)
         writer.start()
@@ -153,7 +190,7 @@ def test_subscribers_that_leave_and_come_back_miss_nothing_and_get_nothing_twice
         wanted = sum(version for version, _ in orders.versions.values())
         until(lambda: all(len(each.changes) >= wanted for each in (*everything, steady)))
         for each in one_key:
-            version = orders.versions[each._parameters["key"]][0]
+            version = orders.versions[each.query["key"]][0]
             until(lambda each=each, version=version: each.changes[-1]["version"] == version)
         until(lambda: rows.changes and len(rows.changes) >= wanted)
         for each in (*everything, *one_key, rows, steady):
@@ -163,8 +200,8 @@ def test_subscribers_that_leave_and_come_back_miss_nothing_and_get_nothing_twice
         assert faults(each.changes, dict.fromkeys(orders.versions, 0)) == []
     assert sum(each.left for each in everything) > 20, "they were away often"
     for each in one_key:
-        assert {change["key"] for change in each.changes} == {each._parameters["key"]}
-        assert faults(each.changes, {each._parameters["key"]: 0}) == []
+        assert {change["key"] for change in each.changes} == {each.query["key"]}
+        assert faults(each.changes, {each.query["key"]: 0}) == []
     assert faults(rows.changes, dict.fromkeys(orders.versions, 0)) == []
     assert not any(set(each.notices) - {"live"} for each in (*everything, *one_key, rows))
 
@@ -172,15 +209,14 @@ def test_subscribers_that_leave_and_come_back_miss_nothing_and_get_nothing_twice
 def test_a_subscriber_gets_present_rows_first_and_then_what_it_asked_for(
     orders: Orders, address: str
 ) -> None:
-    url = f"{address}/stream/v1/order"
     orders.send(orders.change("a", quantity=1, status="open"), orders.change("b", status="open"))
     orders.send(orders.change("c", status="open"), orders.change("c"))
     with orders.keeping():
         orders.wait_until_kept()
-        whole = Subscriber(url, current="true")
-        paid = Subscriber(url, becomes="status:paid")
-        deleted = Subscriber(url, kind="deleted", service="nobody")
-        quantity = Subscriber(url, changed="quantity", key="a")
+        whole = Subscriber(address, current="true")
+        paid = Subscriber(address, becomes="status:paid")
+        deleted = Subscriber(address, kind="deleted", service="nobody")
+        quantity = Subscriber(address, changed="quantity", key="a")
         found = (whole, paid, deleted, quantity)
         for each in found:
             assert each.is_live.wait(20)
@@ -206,7 +242,7 @@ def test_present_rows_that_do_not_fit_into_memory_come_from_a_file(
     keys = [f"k{number}" for number in range(2_500)]
     orders.send(*(orders.change(key, quantity=1, status=f"on\n{key}") for key in keys))
     orders.keep()
-    whole = Subscriber(f"{address}/stream/v1/order", current="true")
+    whole = Subscriber(address, current="true")
     assert whole.is_live.wait(20)
     whole.stop()
     rows = {row["key"]: row["state"]["status"] for row in whole.rows}
@@ -243,15 +279,15 @@ def test_what_the_log_has_forgotten_comes_from_the_archive_after_the_last_events
     assert versions == [3, 4, 5, 6]
 
 
+@BOTH_ROUTES
 def test_a_subscriber_that_is_too_slow_is_told_and_can_come_back(
-    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch, route: type[Subscriber]
 ) -> None:
     """Its changes are dropped with a notice, or it is disconnected, as it chose."""
-    url = f"{address}/stream/v1/order"
     monkeypatch.setattr("everstate.api.subscribing._WAITING_MAX", 2)
     with orders.keeping():
-        drop = Subscriber(url, when_slow="drop")
-        leave = Subscriber(url)
+        drop = route(address, when_slow="drop")
+        leave = route(address)
         for each in (drop, leave):
             assert each.is_live.wait(20)
         count = 400
@@ -263,6 +299,7 @@ def test_a_subscriber_that_is_too_slow_is_told_and_can_come_back(
             each.stop()
     assert len(drop.changes) < count
     assert "slow" in leave.notices, "it came back by itself"
+    assert route is Subscriber or 1013 in leave.codes
     assert len({one["key"] for one in leave.changes}) == count
 
 
@@ -291,7 +328,7 @@ def test_more_changes_than_may_wait_while_a_subscriber_catches_up_end_it_not(
     monkeypatch.setattr(subscribing, "_chunk", chunk)
     monkeypatch.setattr(hub_module.Subscription, "offer", counted)
     more(5)
-    subscriber = Subscriber(f"{address}/stream/v1/order", since="beginning")
+    subscriber = Subscriber(address, since="beginning")
     assert subscriber.is_live.wait(20)
     more(1)
     until(lambda: len(subscriber.changes) >= 11)
@@ -316,7 +353,7 @@ def test_a_subscriber_of_one_key_comes_back_without_reading_what_others_wrote(
     monkeypatch.setattr(hub_module, "_MEMORY_CHANGES", 5)
     url, others = f"{address}/stream/v1/order", 40
     with orders.keeping():
-        subscriber = Subscriber(url, key="a")
+        subscriber = Subscriber(address, key="a")
         assert subscriber.is_live.wait(20)
         begun = offsets(subscriber.last_id)
         orders.send(*(orders.change(f"k{n}", status="open") for n in range(others)))
@@ -338,7 +375,7 @@ def test_a_position_in_another_log_is_refused_also_while_the_hub_remembers_its_o
     url = f"{address}/stream/v1/order"
     orders.send(orders.change("a", status="open"))
     orders.keep()
-    subscriber = Subscriber(url)
+    subscriber = Subscriber(address)
     assert subscriber.is_live.wait(20)
     subscriber.stop()
     assert subscriber.last_id is not None
@@ -385,16 +422,16 @@ def test_the_checker_sees_a_hole_and_a_double() -> None:
 
 
 @pytest.mark.timeout(120)
+@BOTH_ROUTES
 def test_the_checker_catches_a_hub_that_forgets_where_it_stands(
-    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
+    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch, route: type[Subscriber]
 ) -> None:
     """Planted: a subscription that was away gets only what comes after it is back."""
     monkeypatch.setattr(hub_module.ChangeHub, "_missed", lambda *_: [])
-    url = f"{address}/stream/v1/order"
     ended = threading.Event()
     writer = threading.Thread(target=load, args=(orders, ended, Random(3)))
     with orders.keeping():
-        found = [Subscriber(url, Random(seed)) for seed in range(4)]
+        found = [route(address, Random(seed)) for seed in range(4)]
         for each in found:
             assert each.is_live.wait(20)
         writer.start()

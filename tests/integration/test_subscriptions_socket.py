@@ -1,21 +1,18 @@
-"""Subscriptions by WebSocket: the events of the SSE route, with the same promises."""
+"""Subscriptions by WebSocket: its events, its refusals, and how it ends."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from random import Random
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlencode
 
 import httpx
 import pytest
-from test_reading_handover import load
-from test_subscriptions import faults, served
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from test_subscriptions import frames, opened, served
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from callers import caller_entry
 from everstate.serving import hub as hub_module
@@ -33,119 +30,6 @@ def address(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr("everstate.api.subscribing._BEAT_S", 0.2)
     with served(orders) as found:
         yield found
-
-
-def opened(
-    address: str, headers: Mapping[str, str] | None = None, /, **query: Any
-) -> ClientConnection:
-    """A WebSocket to the changes of orders."""
-    url = f"{address.replace('http', 'ws', 1)}/stream/v1/order?{urlencode(query)}"
-    return connect(
-        url, additional_headers=headers, proxy=None, max_size=None, max_queue=None, close_timeout=1
-    )
-
-
-def frames(socket: ClientConnection) -> Iterator[dict[str, Any]]:
-    """The events of a WebSocket until it is closed."""
-    try:
-        for text in socket:
-            yield json.loads(text)
-    except ConnectionClosed:
-        return
-
-
-class Follower:
-    """Follows by WebSocket, leaves at random, and comes back with the last event's token."""
-
-    def __init__(self, address: str, leave: Random | None = None, **query: str) -> None:
-        self._address, self._leave, self._query = address, leave, query
-        self.changes: list[dict[str, Any]] = []
-        self.rows: list[dict[str, Any]] = []
-        self.notices: list[str] = []
-        self.codes: list[int | None] = []
-        self.left = 0
-        self.is_live, self.ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self.ended.is_set():
-            stay = 10**9 if self._leave is None else self._leave.randrange(20)
-            with opened(self._address, **self._query) as socket:
-                self._follow(socket, stay)
-            self.codes.append(socket.close_code)
-
-    def _follow(self, socket: ClientConnection, stay: int) -> None:
-        for event in frames(socket):
-            if event["event"] == "change":
-                self.changes.append(event["data"])
-                stay -= 1
-            elif event["event"] == "current":
-                self.rows.append(event["data"])
-            else:
-                self.notices.append(event["event"])
-            if event["token"] is not None:
-                self._query = {**self._query, "since": event["token"]}
-                self._query.pop("current", None)
-            if event["event"] == "live":
-                self.is_live.set()
-            if self.ended.is_set() or stay < 0:
-                self.left += stay < 0
-                return
-
-    def stop(self) -> None:
-        self.ended.set()
-        self._thread.join()
-
-
-def follow_under_load(orders: Orders, followers: list[Follower], seconds: float) -> None:
-    """Write for a while, and wait until all is kept."""
-    ended = threading.Event()
-    writer = threading.Thread(target=load, args=(orders, ended, Random(3)))
-    for each in followers:
-        assert each.is_live.wait(20)
-    writer.start()
-    time.sleep(seconds)
-    ended.set()
-    writer.join()
-    orders.wait_until_kept()
-
-
-@pytest.mark.timeout(120)
-def test_followers_that_leave_and_come_back_miss_nothing_and_get_nothing_twice(
-    orders: Orders, address: str
-) -> None:
-    with orders.keeping():
-        everything = [Follower(address, Random(seed), since="beginning") for seed in range(4)]
-        rows = Follower(address, Random(9), current="true")
-        one_key = Follower(address, Random(8), key="k1", current="true")
-        follow_under_load(orders, [*everything, rows, one_key], 3.0)
-        wanted = sum(version for version, _ in orders.versions.values())
-        until(lambda: all(len(each.changes) >= wanted for each in (*everything, rows)))
-        until(lambda: one_key.changes[-1]["version"] == orders.versions["k1"][0])
-        for each in (*everything, rows, one_key):
-            each.stop()
-    for each in (*everything, rows):
-        assert len(each.changes) == wanted
-        assert faults(each.changes, dict.fromkeys(orders.versions, 0)) == []
-    assert {change["key"] for change in one_key.changes} == {"k1"}
-    assert faults(one_key.changes, {"k1": 0}) == []
-    assert sum(each.left for each in everything) > 20, "they were away often"
-    assert not any(set(each.notices) - {"live", "position"} for each in (*everything, rows))
-
-
-@pytest.mark.timeout(120)
-def test_the_checker_catches_a_hub_that_forgets_where_it_stands(
-    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Planted: a subscription that was away gets only what comes after it is back."""
-    monkeypatch.setattr(hub_module.ChangeHub, "_missed", lambda *_: [])
-    with orders.keeping():
-        found = [Follower(address, Random(seed)) for seed in range(4)]
-        follow_under_load(orders, found, 3.0)
-        for each in found:
-            each.stop()
-    assert any(faults(each.changes, dict.fromkeys(orders.versions, 0)) for each in found)
 
 
 def test_both_routes_send_the_same_events(orders: Orders, address: str) -> None:
@@ -175,28 +59,6 @@ def test_both_routes_send_the_same_events(orders: Orders, address: str) -> None:
     assert len(by_sse) == 6
     assert set(beat) == {"event", "token"}
     assert beat["event"] == "position"
-
-
-def test_a_follower_that_is_too_slow_is_told_and_can_come_back(
-    orders: Orders, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("everstate.api.subscribing._WAITING_MAX", 2)
-    with orders.keeping():
-        drop = Follower(address, when_slow="drop")
-        leave = Follower(address)
-        for each in (drop, leave):
-            assert each.is_live.wait(20)
-        count = 400
-        orders.send(*(orders.change(f"k{number}", status="open") for number in range(count)))
-        orders.wait_until_kept()
-        until(lambda: len(leave.changes) == count)
-        until(lambda: "dropped" in drop.notices)
-        for each in (drop, leave):
-            each.stop()
-    assert len(drop.changes) < count
-    assert "slow" in leave.notices, "it came back by itself"
-    assert 1013 in leave.codes
-    assert len({one["key"] for one in leave.changes}) == count
 
 
 def test_a_client_that_does_not_read_holds_nothing_up_and_fills_no_memory(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from random import Random
@@ -10,15 +9,13 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
-import psycopg
 import pytest
-from psycopg import sql
 from pyspark.sql import SparkSession
 from rest_cases import client
 from test_subscriptions import events
 from test_view_rows_http import as_json, differences, got, pages
 
-from dropped_database import drop_database
+from dropped_database import own_database
 from everstate.app import App
 from everstate.config import Config, load
 from everstate.log.topics import TopicIdentity
@@ -54,13 +51,8 @@ class Kinds(NamedTuple):
 @pytest.fixture(scope="module")
 def kinds_database(stack: RunningStack) -> Iterator[str]:
     """A database of this file: Spark plans its histories once."""
-    name = f"t{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(stack.dsn, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    try:
-        yield f"{stack.dsn.rpartition('/')[0]}/{name}"
-    finally:
-        drop_database(stack.dsn, name)
+    with own_database(stack.dsn) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def test_c19_a_change_that_latest_refuses_is_dead_and_the_rest_goes_on(
     broken = broken.set_column(place, "raw_value", [values])
     done = kept.apply(0, 0, 20, broken)
     assert (done.applied, done.dead) == (19, 1)
-    (dead,) = kept.control.unnumbered(10)
+    (dead,) = kept.control.unpublished(10)
     assert (dead.offset, dead.raw_key, dead.raw_value) == (13, bad.key.encode(), values[13])
     assert dead.reason.startswith("refused_by_store")
     log.records[13] = replace(bad, reason=dead.reason)
@@ -253,14 +253,13 @@ def test_law_7_conflicts_and_unreadable_records_are_dead_once_with_their_bytes(
     all_of(kept, log)
     check(kept, [log])
     control = kept.control
-    dead = control.unnumbered(10)
+    dead = control.unpublished(10)
     assert sorted((d.offset, d.reason) for d in dead) == [(1, "conflict"), (3, "malformed")]
     assert {d.raw_key for d in dead} == {b"a"}
     assert dict(dead[0].headers)["ce_id"] in (one.change_id.encode(), other.change_id.encode())
-    control.number(1, [d.id for d in dead])
-    assert control.last_batch() == 1
+    assert control.number([d.id for d in dead], above=0) == 1
     assert control.mark_published(1) == 2
-    assert control.unnumbered(10) == []
+    assert control.unpublished(10) == []
 
 
 def test_an_attempt_that_dies_leaves_nothing_and_the_next_goes_on(kept: PostgresKeptOrders) -> None:

@@ -318,7 +318,7 @@ def test_planted_a_version_published_under_an_older_snapshot_shows_that_reader_n
 ) -> None:
     begun(world)
     world.app = changed_app(CHANGED)
-    monkeypatch.setattr(Control, "older_snapshots", lambda *_: [])
+    monkeypatch.setattr(Control, "caught_up", lambda *_: None)
     schema = world.config.views.schema_name
     with closing(world.keeper()) as keeper, psycopg.connect(world.config.views_dsn) as reader:
         reader.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

@@ -56,7 +56,7 @@ def test_c19_a_change_that_would_wait_and_cannot_be_stored_is_dead_at_once(
     log.append(second)
     done = views.apply(0, 4, 5, log.between(4, 5))
     assert (done.applied, done.released, done.dead) == (1, 0, 0)
-    (dead,) = views.control.unnumbered(10)
+    (dead,) = views.control.unpublished(10)
     assert (dead.offset, dead.raw_key) == (1, b"a")
     assert dead.reason.startswith("refused_by_store")
     assert views.query("SELECT key, version FROM held") == [("a", 4)]
@@ -168,7 +168,7 @@ def test_c19_a_message_that_cannot_be_cut_is_dead_alone(
     value = changes["raw_value"][4].as_py() + rest
     done = views.apply(0, 0, 9, rewritten(changes, 4, value))
     assert (done.applied, done.dead) == (8, 1)
-    (dead,) = views.control.unnumbered(10)
+    (dead,) = views.control.unpublished(10)
     assert (dead.offset, dead.raw_value) == (4, value)
     log.records[4] = replace(log.records[4], reason=dead.reason)
     check(views, [log])

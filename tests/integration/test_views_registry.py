@@ -27,7 +27,15 @@ from everstate.views.changing import (
     drop_unused,
     forget_version,
 )
-from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control
+from everstate.views.control import (
+    BUILDING,
+    KEPT,
+    LIVE,
+    RETIRED,
+    WAITING,
+    Control,
+    ViewVersion,
+)
 from everstate.views.stores import ViewTables
 from everstate.views.versions import OnChange, Step, registered, steps
 from kit.view_contract import TOTALS
@@ -101,18 +109,25 @@ def test_a3_a_build_that_was_cancelled_ends_nothing_and_its_number_is_not_used_a
     assert control.numbers()[PLAN.name] == 3
 
 
+def met_at(control: Control) -> int:
+    """The transaction in which the first version caught up, as it is recorded now."""
+    control.caught_up(PLAN.name, 1)
+    query = "SELECT met_at::text FROM {view} WHERE name = %s AND version = 1"
+    return int(control.value(query, (PLAN.name,)))
+
+
 def test_a7_a_version_that_moves_by_itself_has_not_caught_up_before(
     kept: PostgresKeptOrders,
 ) -> None:
     """Readers whose snapshots are of the time between would see its older rows."""
     control, log = kept.control, orders(4)
     kept.apply(0, 0, 2, log.between(0, 2))
-    met = control.set_caught_up(PLAN.name, 1)
+    met = met_at(control)
     kept.apply(0, 2, 3, log.between(2, 3))
-    assert control.set_caught_up(PLAN.name, 1) == met, "it rode"
+    assert met_at(control) == met, "it rode"
     kept.apply(0, 3, 4, log.between(3, 4), core=kept.without(PLAN.name))
     kept.trail(TOTALS, 0, 3, 4, log.between(3, 4))
-    assert int(control.set_caught_up(PLAN.name, 1)) > int(met)
+    assert met_at(control) > met
 
 
 def test_c14_a_replaced_version_is_dropped_only_while_nobody_goes_back_to_it(
@@ -122,14 +137,14 @@ def test_c14_a_replaced_version_is_dropped_only_while_nobody_goes_back_to_it(
     next_version(kept)
     assert drop_unused(control, hours=1.0) == []
     # What was listed a moment ago is an undo in progress by now.
-    stale = control.unchanged_for(KEPT, 0.0)
+    stale = control.unused(0.0)
     assert [row.version for row in stale] == [1]
     ask_undo(control, PLAN.name)
     listed = [stale]
 
     class Late(Control):
-        def unchanged_for(self, status: str, hours: float) -> list[object]:  # type: ignore[override]
-            return listed.pop() if listed else super().unchanged_for(status, hours)  # type: ignore[return-value]
+        def unused(self, hours: float) -> list[ViewVersion]:
+            return listed.pop() if listed else super().unused(hours)
 
     assert drop_unused(Late(kept.connection, kept.schema_name), hours=0.0) == []
     assert numbers(control) == [(1, BUILDING), (2, LIVE)]
@@ -172,10 +187,10 @@ def test_a_command_that_waits_for_a_build_ends_with_the_reason_of_this_attempt(
 ) -> None:
     control, failed = kept.control, "view totals: its SQL has no such column."
     control.add_version(replace(registered(PLAN, 2, status=BUILDING), fingerprint="declared"))
-    control.set_error(PLAN.name, 2, failed)
+    control.record(PLAN.name, 2, error=failed)
     wanted = ask_rebuild(control, PLAN.name)
     assert (wanted.version, control.versions(PLAN.name)[-1].error) == (2, None)
-    control.set_error(PLAN.name, 2, failed)
+    control.record(PLAN.name, 2, error=failed)
     with control.duty("answers"), pytest.raises(BuildFailed) as told:
         rebuild._awaited(AppSession(Path("."), None), control, wanted)
     assert "version 2 of view totals cannot be built: its SQL has no such column." in str(
@@ -189,7 +204,7 @@ def test_a_command_that_requires_equal_rows_ends_when_they_are_not(
 ) -> None:
     control = kept.control
     wanted = ask_rebuild(control, PLAN.name, require_equal=True)
-    control.set_built(PLAN.name, wanted.version, {})
+    control.record(PLAN.name, wanted.version, built={})
     control.add_built(PLAN.name, wanted.version, {"different": 1200})
     with control.duty("answers"), pytest.raises(VersionsDiffer) as told:
         rebuild._awaited(AppSession(Path("."), None), control, wanted)
@@ -218,10 +233,10 @@ def test_c14_no_start_builds_what_an_operator_cancelled(
     assert (step.what, step.version, step.superseded) == ("same", kept_to, ())
     if not undo:
         # Once the app has declared what readers see, the other meaning is a new wish.
-        control.end_undo(PLAN.name, 2, "declared")
+        control.declared(replace(registered(PLAN, 2), fingerprint="declared"))
         assert declaring(control, "declared").what == "same"
         assert declaring(control, PLAN.fingerprint).superseded == (4,)
-        control.end_undo(PLAN.name, 2, PLAN.fingerprint)
+        control.declared(registered(PLAN, 2))
         assert declaring(control, "declared").what == "changed"
     assert ask_rebuild(control, PLAN.name).version == waiting
 

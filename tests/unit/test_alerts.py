@@ -382,13 +382,18 @@ def test_a_webhook_that_is_down_loses_nothing_and_delays_nobody(tmp_path: Path) 
     role = threading.Thread(
         target=run_parts, args=(journal, {WEBHOOK: alerting.parts()[WEBHOOK]}, stop)
     )
+
+    def waits() -> bool:
+        part = journal.state.parts.get(WEBHOOK)
+        return part is not None and part.state == "waiting"
+
     role.start()
     try:
         begun = time.monotonic()
         for number, key in enumerate(keys):
             alerting.take(seen(replace(LATE, key=key)), float(number))
         assert time.monotonic() - begun < 5, "the checks do not wait for the webhook"
-        until("the part waits", lambda: journal.state.parts[WEBHOOK].state == "waiting")
+        until("the part waits", waits)
     finally:
         stop.set()
         role.join(60)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from everstate.api.server import _listen
 from everstate.cli import cli
 from everstate.errors import InvalidConfig, InvalidQuery
+from everstate.postgres import unavailable
 from everstate.sources.cdc.preview import Previewed
-from everstate.views.database import unavailable
 
 
 @pytest.mark.parametrize(

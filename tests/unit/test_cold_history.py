@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pydantic import BaseModel
 
-from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance, new_change_id
+from everstate.changes import ChangeCodec, EntityType, Provenance
 from everstate.config import load
 from everstate.log.record import Record
 from everstate.serving.cold import cold_history
 from everstate.serving.connection import ReadConnection
-from hand_archive import HandArchive
+from hand_archive import HandArchive, Seat
+from kit.changes import change_of
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 
 
-class Seat(BaseModel):
-    seat_id: str
-    price: int
+CLERK = Provenance(api_version="v1", service_name="s", identifier="i")
 
 
 class Views:
@@ -30,11 +28,14 @@ class Views:
     def __init__(self, version: int, end: int, dead: tuple[int, ...] = ()) -> None:
         self.newest, self.dead = (version, 1, 0, end), dead
 
-    def row(self, _query: Any, _parameters: Any) -> tuple[int, ...]:
+    def standings(self, _schema: str) -> Views:
+        return self
+
+    def accepted(self, _entity: str, _key: str) -> tuple[int, ...]:
         return self.newest
 
-    def execute(self, _query: Any, _parameters: Any) -> list[tuple[int]]:
-        return [(offset,) for offset in self.dead]
+    def dead_among(self, _entity: str, _generation: int, _partition: int, _: Any) -> set[int]:
+        return set(self.dead)
 
 
 @pytest.mark.parametrize(
@@ -55,20 +56,8 @@ def test_records_that_the_core_has_not_judged_or_not_accepted_are_no_versions(
     records: list[Record] = []
     before = None
     for offset, version in enumerate((1, 2, 3, 3, 4)):
-        now = Seat(seat_id="k", price=offset + 1)
-        change: Change[Any] = Change(
-            id=new_change_id(),
-            entity="seat",
-            schema_version=1,
-            key="k",
-            version=version,
-            kind=Kind.UPDATED if before else Kind.CREATED,
-            occurred_at=BEGIN + timedelta(hours=offset),
-            recorded_at=BEGIN + timedelta(hours=offset),
-            provenance=Provenance(api_version="v1", service_name="s", identifier="i"),
-            current=now,
-            original=before,
-        )
+        now, at = Seat(seat_id="k", price=offset + 1), BEGIN + timedelta(hours=offset)
+        change = change_of("seat", "k", version, now, before, who=CLERK, at=at)
         key, value, headers = codec.encode(change)
         records.append(Record("t", 0, offset, 1_700_000_000_000, key, value, tuple(headers)))
         before = now

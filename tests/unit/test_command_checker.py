@@ -15,12 +15,7 @@ import pytest
 import command_cases as bank
 from everstate.log.record import Record
 from everstate.sources.commands.deciding import NOTHING, Decider, RememberedEntity
-from everstate.sources.commands.wire import (
-    WireCommand,
-    decode_answer,
-    encode,
-    provenance_text,
-)
+from everstate.sources.commands.wire import decode_answer, encode
 from everstate.testing.command_checker import CommandLog, Sent, check_commands
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -60,16 +55,8 @@ class World:
         assert isinstance(commands, list)
         assert isinstance(changes, list)
         assert isinstance(replies, list)
-        command = WireCommand(
-            id=UUID(int=number),
-            entity=bank.ENTITY,
-            key=key,
-            command=type(asked).__name__,
-            data=msgspec.Raw(asked.model_dump_json().encode()),
-            occurred_at=NOW,
-            provenance=provenance_text(bank.TELLER),
-            expected_version=rng.randrange(4) if rng.random() < 0.2 else None,
-        )
+        expected = rng.randrange(4) if rng.random() < 0.2 else None
+        command = bank.sent(asked, key=key, id=UUID(int=number), expected_version=expected)
         value = commands[-1].value if again else encode(command)
         name = json.loads(value)
         key, command_id = name["key"], UUID(name["id"])

@@ -6,11 +6,9 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
-import msgspec
 import pytest
-from test_commands_deciding import NOW
 from test_commands_whole import CHANGES, NAMES, STATE, Log
 
 import command_cases as bank
@@ -19,7 +17,7 @@ from everstate.errors import LogError
 from everstate.log.positions import Ends
 from everstate.sources.commands.carrying import Carrying
 from everstate.sources.commands.deciding import NOTHING, Decider
-from everstate.sources.commands.wire import WireAnswer, WireCommand, decode_answer, provenance_text
+from everstate.sources.commands.wire import WireAnswer, decode_answer
 
 REPLIES = NAMES.replies(bank.ENTITY)
 Headers = Sequence[tuple[str, bytes]]
@@ -51,16 +49,8 @@ class Replayed(Log):
         """Write the changes of commands to one account, and keep their answers aside."""
         decider, held = Decider(bank.GROUP, message_bytes_max=1_048_576), NOTHING
         for asked in commands:
-            sent = WireCommand(
-                id=uuid4(),
-                entity=bank.ENTITY,
-                key=key,
-                command=type(asked).__name__,
-                data=msgspec.Raw(asked.model_dump_json().encode()),
-                occurred_at=NOW,
-                provenance=provenance_text(bank.TELLER),
-            )
-            decided = decider.decide(held, sent, NOW)
+            sent = bank.sent(asked, key=key)
+            decided = decider.decide(held, sent, bank.NOW)
             held = decided.held
             self.wanted[sent.id] = decode_answer(decided.answer)
             for _, value, _ in decided.changes:

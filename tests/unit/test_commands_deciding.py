@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -27,45 +27,21 @@ from everstate.log.record import Record
 from everstate.sources.commands.deciding import NOTHING, Decided, Decider, RememberedEntity
 from everstate.sources.commands.restoring import _answer_of, _state_rows
 from everstate.sources.commands.store import read_state_row, state_name
-from everstate.sources.commands.wire import (
-    OFFSET,
-    Outcome,
-    WireCommand,
-    decode_answer,
-    encode,
-    provenance_text,
-)
+from everstate.sources.commands.wire import OFFSET, Outcome, WireCommand, decode_answer, encode
 from everstate.testing.behaviour import Behaviour
 
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 CODEC = ChangeCodec(bank.GROUP.entity_type)
 
 
-def command(
-    asked: Any, *, key: str = "a1", expected_version: int | None = None, **other: Any
-) -> WireCommand:
-    made = {
-        "id": uuid4(),
-        "entity": bank.ENTITY,
-        "key": key,
-        "command": type(asked).__name__,
-        "data": msgspec.Raw(asked.model_dump_json().encode()),
-        "occurred_at": NOW,
-        "provenance": provenance_text(bank.TELLER),
-        "expected_version": expected_version,
-    }
-    return WireCommand(**{**made, **other})
-
-
 def decide(held: RememberedEntity, asked: Any, **other: Any) -> Decided:
-    sent = asked if isinstance(asked, WireCommand) else command(asked, **other)
+    sent = asked if isinstance(asked, WireCommand) else bank.sent(asked, **other)
     decider = Decider(bank.GROUP, message_bytes_max=1_048_576, ahead_hours=24)
-    return decider.decide(held, sent, NOW)
+    return decider.decide(held, sent, bank.NOW)
 
 
 def test_an_accepted_command_makes_one_change_a_fact_in_one_block() -> None:
     opened = decide(NOTHING, bank.Open(account_id="a1", owner="Eva"))
-    asked = command(bank.Split(amounts=[3, 4]))
+    asked = bank.sent(bank.Split(amounts=[3, 4]))
     decided = decide(opened.held, asked)
     first, second = (CODEC.decode(value) for _, value, _ in decided.changes)
     assert (first.version, second.version, decided.held.version) == (2, 3, 3)
@@ -90,24 +66,24 @@ def test_an_accepted_command_makes_one_change_a_fact_in_one_block() -> None:
 @pytest.mark.parametrize("text", [b"restored", None])
 def test_a_change_is_not_recorded_before_the_newest_of_its_key(text: bytes | None) -> None:
     """A handler's clock was set back, or another handler's is ahead."""
-    ahead = NOW + timedelta(hours=1, microseconds=1)
+    ahead = bank.NOW + timedelta(hours=1, microseconds=1)
     decider = Decider(bank.GROUP, message_bytes_max=1_048_576, ahead_hours=24)
-    opening = command(bank.Open(account_id="a1", owner="Eva"))
+    opening = bank.sent(bank.Open(account_id="a1", owner="Eva"))
     held = decider.decide(NOTHING, opening, ahead).held
     if text:
         _, value, _ = decider.decide(NOTHING, opening, ahead).changes[0]
         ((_, row),) = _state_rows(Record("state", 0, 7, 0, b"a1", value, ()))
         _, _, recorded_at = read_state_row(row)
         held = held._replace(recorded_at=recorded_at)
-    for now in (NOW, ahead + timedelta(seconds=1)):
-        decided = decider.decide(held, command(bank.Deposit(amount=1)), now)
+    for now in (bank.NOW, ahead + timedelta(seconds=1)):
+        decided = decider.decide(held, bank.sent(bank.Deposit(amount=1)), now)
         assert CODEC.decode(decided.changes[0][1]).recorded_at == max(now, ahead)
         held = decided.held
     assert held.recorded_at == ahead + timedelta(seconds=1)
 
 
 def test_the_same_command_is_decided_to_the_same_bytes() -> None:
-    asked = command(bank.Open(account_id="a1", owner="Eva"))
+    asked = bank.sent(bank.Open(account_id="a1", owner="Eva"))
     assert decide(NOTHING, asked) == decide(NOTHING, asked)
 
 
@@ -122,10 +98,10 @@ def test_a_command_whose_answer_is_too_large_without_its_data_is_parked() -> Non
 def test_a_command_of_a_time_that_is_far_ahead_is_parked() -> None:
     """A record in Kafka may name any time; a request's is checked before."""
     opening = bank.Open(account_id="a1", owner="Eva")
-    decided = decide(NOTHING, command(opening, occurred_at=NOW + timedelta(hours=25)))
+    decided = decide(NOTHING, bank.sent(opening, occurred_at=bank.NOW + timedelta(hours=25)))
     assert (decided.changes, decided.outcome) == ((), Outcome.PARKED)
     assert "24 hours ahead" in (decided.parked or "")
-    near = decide(NOTHING, command(opening, occurred_at=NOW + timedelta(hours=23)))
+    near = decide(NOTHING, bank.sent(opening, occurred_at=bank.NOW + timedelta(hours=23)))
     assert near.outcome is Outcome.ACCEPTED
 
 
@@ -181,11 +157,11 @@ def test_C7_a_deleted_entity_goes_on_counting() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (command(bank.Audit()), "ZeroDivisionError: the audit is broken"),
-        (command(bank.Deposit(amount=1), data=msgspec.Raw(b'{"amount":0}')), "Deposit: amount:"),
-        (command(bank.Deposit(amount=1), command="Steal"), "takes no 'Steal'"),
-        (command(bank.Deposit(amount=1), occurred_at=datetime(2026, 1, 1)), "UTC offset"),  # noqa: DTZ001
-        (command(bank.Deposit(amount=1), key="a2"), "the state of 'a1'"),
+        (bank.sent(bank.Audit()), "ZeroDivisionError: the audit is broken"),
+        (bank.sent(bank.Deposit(amount=1), data=msgspec.Raw(b'{"amount":0}')), "Deposit: amount:"),
+        (bank.sent(bank.Deposit(amount=1), command="Steal"), "takes no 'Steal'"),
+        (bank.sent(bank.Deposit(amount=1), occurred_at=datetime(2026, 1, 1)), "UTC offset"),  # noqa: DTZ001
+        (bank.sent(bank.Deposit(amount=1), key="a2"), "the state of 'a1'"),
     ],
 )
 def test_what_cannot_be_decided_is_parked_and_changes_nothing(
@@ -258,8 +234,8 @@ def _decided(asked: BaseModel, data: bytes) -> Decided:
         Unread,
     ]
     group = CommandGroup(bank.GROUP.entity_type, decide, bank.GROUP.evolve, models)
-    sent = command(asked, data=msgspec.Raw(data))
-    return Decider(group, message_bytes_max=1_048_576).decide(NOTHING, sent, NOW)
+    sent = bank.sent(asked, data=msgspec.Raw(data))
+    return Decider(group, message_bytes_max=1_048_576).decide(NOTHING, sent, bank.NOW)
 
 
 @pytest.mark.parametrize("model", [Aliased, Chosen, Written, Closed, Holding, Pathed])
@@ -294,8 +270,10 @@ def test_facts_are_all_or_nothing() -> None:
 
     group = CommandGroup(bank.GROUP.entity_type, bank.decide, evolve, bank.GROUP.commands)
     decider = Decider(group, message_bytes_max=1_048_576)
-    held = decider.decide(NOTHING, command(bank.Open(account_id="a1", owner="Eva")), NOW).held
-    decided = decider.decide(held, command(bank.Split(amounts=[1, 13])), NOW)
+    held = decider.decide(
+        NOTHING, bank.sent(bank.Open(account_id="a1", owner="Eva")), bank.NOW
+    ).held
+    decided = decider.decide(held, bank.sent(bank.Split(amounts=[1, 13])), bank.NOW)
     assert (decided.changes, decided.held) == ((), held)
     assert "unlucky" in (decided.parked or "")
 
@@ -303,7 +281,7 @@ def test_facts_are_all_or_nothing() -> None:
 def test_an_answer_too_large_for_the_log_leaves_its_data_out() -> None:
     held = decide(NOTHING, bank.Open(account_id="a1", owner="Eva")).held
     decider = Decider(bank.GROUP, message_bytes_max=10_000)
-    decided = decider.decide(held, command(bank.Split(amounts=list(range(1, 60)))), NOW)
+    decided = decider.decide(held, bank.sent(bank.Split(amounts=list(range(1, 60)))), bank.NOW)
     answer = decode_answer(decided.answer)
     assert answer.version == 60
     assert all(each.data is None for each in answer.changes)

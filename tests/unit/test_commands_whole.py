@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from uuid import uuid4
 
-import msgspec
 import pytest
-from test_commands_deciding import NOW
 
 import command_cases as bank
 from everstate.errors import LogTruncated
@@ -18,7 +15,6 @@ from everstate.log.topics import TopicNames
 from everstate.sources.commands.deciding import NOTHING, Decider
 from everstate.sources.commands.restoring import Restorer, _state_rows
 from everstate.sources.commands.store import open_store
-from everstate.sources.commands.wire import WireCommand, provenance_text
 
 NAMES = TopicNames("bank")
 CHANGES, STATE = NAMES.changes(bank.ENTITY), NAMES.state(bank.ENTITY)
@@ -51,16 +47,7 @@ def deposits(log: Log, key: str, count: int) -> None:
     decider, held = Decider(bank.GROUP, message_bytes_max=1_048_576), NOTHING
     for number in range(count):
         asked = bank.Deposit(amount=1) if number else bank.Open(account_id=key, owner="Eva")
-        sent = WireCommand(
-            id=uuid4(),
-            entity=bank.ENTITY,
-            key=key,
-            command=type(asked).__name__,
-            data=msgspec.Raw(asked.model_dump_json().encode()),
-            occurred_at=NOW,
-            provenance=provenance_text(bank.TELLER),
-        )
-        decided = decider.decide(held, sent, NOW)
+        decided = decider.decide(held, bank.sent(asked, key=key), bank.NOW)
         ((_, value, _),), held = decided.changes, decided.held
         log.add(CHANGES, key.encode(), value)
         if number % 2 or number == count - 1:

@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 from everstate.pipeline.proof import compare
+from everstate.postgres import SharedSnapshot
 
 TEXTS = pa.schema({"c0": pa.string(), "c1": pa.string()})
 SCHEMA = pa.schema({"key": pa.string(), "n": pa.int64(), "__bucket": pa.int32()})
-KEPT = compare.KeptRows("dsn", "snapshot", "SELECT", True)
+KEPT = compare.KeptRows(SharedSnapshot("dsn", "snapshot"), "SELECT", True)
 
 
 @pytest.mark.parametrize("size", [800_000, 3_000_000])

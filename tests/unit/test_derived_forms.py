@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from everstate.app import App
-from everstate.changes import Change, ChangeCodec, DomainEvent, EntityType, Kind, Provenance
+from everstate.changes import Change, ChangeCodec, DomainEvent, EntityType, Provenance
 from everstate.changes.derived import (
     Derivation,
     Joined,
@@ -25,6 +25,7 @@ from everstate.changes.derived import (
 from everstate.changes.triggers import when
 from everstate.errors import InvalidDerivation
 from everstate.pipeline.derive.verify import _Asked
+from kit.changes import change_of
 from kit.models import Guest
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -44,21 +45,9 @@ TYPES = {"guest": GUEST, "scan": SCAN}
 
 
 def change(kind: EntityType, original: Any, current: Any, event: str | None = None) -> Change[Any]:
-    what = Kind.CREATED if original is None else Kind.DELETED if current is None else Kind.UPDATED
-    return Change(
-        id=UUID(int=7),
-        entity=kind.name,
-        schema_version=1,
-        key="a",
-        version=3,
-        kind=what,
-        occurred_at=NOW,
-        recorded_at=NOW,
-        provenance=WHO,
-        current=current,
-        original=original,
-        event=None if event is None else DomainEvent(type=event),
-    )
+    told = None if event is None else DomainEvent(type=event)
+    known = {"id": UUID(int=7), "event": told}
+    return change_of(kind.name, "a", 3, current, original, who=WHO, at=NOW, **known)
 
 
 def message(kind: EntityType, *states: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +49,31 @@ def test_the_tests_that_the_rules_name_exist() -> None:
     written = "".join(path.read_text("utf-8") for path in files)
     assert {name for name in named if f"def {name}(" not in written} == set()
     assert len(named) > 60
+
+
+_CODE_SPAN = re.compile(r"`[^`]*`")
+
+
+def test_prose_of_pages_has_at_most_120_columns() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in _pages()
+        for number, line in _prose(path.read_text("utf-8"))
+        if len(line) > 120 and " " in _CODE_SPAN.sub("", line).strip()
+    ]
+    assert long == []
+
+
+def _pages() -> list[Path]:
+    listed = subprocess.check_output(("git", "ls-files", "*.md"), cwd=ROOT, text=True)
+    return [ROOT / name for name in listed.splitlines()]
+
+
+def _prose(page: str) -> Iterator[tuple[int, str]]:
+    """Lines outside of code and tables, with their numbers."""
+    is_code = False
+    for number, line in enumerate(page.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.lstrip().startswith("|"):
+            yield number, line

@@ -114,7 +114,7 @@ def test_a_transaction_with_other_entity_types_is_counted_with_them(
         def fetchall(self) -> list[tuple[Any, ...]]:
             return [(*each[:8], "{}", None, None) for each in (other, mine)]
 
-    monkeypatch.setattr("psycopg.connect", lambda _: Connected())
+    monkeypatch.setattr("everstate.testing.log_checker.connect", lambda _: Connected())
     config = load(tmp_path, store={"dsn": "postgresql://localhost/none"})
     for index, count, is_right in ((2, 2, True), (1, 2, False), (2, 1, False)):
         block = {"id": "pg:7", "index": index, "count": count}

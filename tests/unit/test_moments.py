@@ -12,15 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, computed_field
 
-from everstate.changes import (
-    Change,
-    ChangeCodec,
-    DomainEvent,
-    EntityType,
-    Kind,
-    Provenance,
-    new_change_id,
-)
+from everstate.changes import Change, ChangeCodec, DomainEvent, EntityType, Provenance
 from everstate.changes.codec import ready_time
 from everstate.changes.moments import moment_fault
 from everstate.changes.values import model_json
@@ -28,6 +20,7 @@ from everstate.errors import InvalidChange, InvalidQuery, InvalidRequest
 from everstate.http.callers import occurred_at_of
 from everstate.serving.moments import parse_moment
 from everstate.sources.stores.rows import event_text, moment_text
+from kit.changes import change_of
 
 EARLY = "0001-01-01T00:00:00+12:00"
 LATE = "9999-12-31T23:59:59.999999-00:01"
@@ -73,19 +66,9 @@ def test_a_time_is_kept_when_utc_has_it(
 
 
 def created(occurred_at: datetime, recorded_at: datetime) -> Change[Any]:
-    return Change(
-        id=new_change_id(),
-        entity="trip",
-        schema_version=1,
-        key="t-1",
-        version=1,
-        kind=Kind.CREATED,
-        occurred_at=occurred_at,
-        recorded_at=recorded_at,
-        provenance=Provenance(api_version="v1", service_name="s", identifier="i"),
-        current=Trip(trip_id="t-1"),
-        original=None,
-    )
+    who = Provenance(api_version="v1", service_name="s", identifier="i")
+    trip = Trip(trip_id="t-1")
+    return change_of("trip", "t-1", 1, trip, who=who, at=occurred_at, recorded_at=recorded_at)
 
 
 @pytest.mark.parametrize("text", ENDS)

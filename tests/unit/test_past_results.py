@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pydantic import BaseModel
 
 from everstate import App
 from everstate.analysis import read, read_changes
@@ -21,15 +20,10 @@ from everstate.errors import InvalidQuery
 from everstate.log.record import Record
 from everstate.pipeline.requests.moment import Moment
 from everstate.pipeline.requests.query import Queries, QueryResult
-from hand_archive import HandArchive
+from hand_archive import HandArchive, Seat
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
 ROWS = pa.table({"seat_id": ["k"], "price": [3]})
-
-
-class Seat(BaseModel):
-    seat_id: str
-    price: int
 
 
 def at(hours: float) -> datetime:

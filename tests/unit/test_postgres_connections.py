@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that are kept: one that the server closed is not lent again."""
+"""PostgreSQL for rooms that are no store: kept connections, its errors, and names in statements."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from psycopg import errors
 from psycopg.pq import TransactionStatus
 
-from everstate.postgres import Connections
+from everstate.errors import (
+    InUse,
+    MissingColumn,
+    MissingTable,
+    StatementRefused,
+    ValueRefused,
+    ViewsUnavailable,
+)
+from everstate.postgres import Connections, identifier, literal, refusals, views_errors
 
 
 class Connected:
@@ -51,3 +60,47 @@ def test_a_connection_is_lent_again_until_its_server_closes_it(number: int) -> N
     connections.close()
     assert opened[1].closed
     opened[1].server.close()
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (errors.UndefinedTable("t"), MissingTable),
+        (errors.InvalidSchemaName("s"), MissingTable),
+        (errors.UndefinedColumn("c"), MissingColumn),
+        (errors.LockNotAvailable("l"), InUse),
+        (errors.SerializationFailure("s"), InUse),
+        (errors.DependentObjectsStillExist("d"), InUse),
+        (errors.NumericValueOutOfRange("v"), ValueRefused),
+        (errors.SyntaxError("s"), StatementRefused),
+        (errors.UniqueViolation("u"), StatementRefused),
+    ],
+)
+def test_a_refused_statement_is_an_error_of_the_tree(
+    cause: Exception, kind: type[StatementRefused]
+) -> None:
+    with pytest.raises(StatementRefused) as refused, refusals():
+        raise cause
+    assert type(refused.value) is kind
+    assert refused.value.__cause__ is cause
+
+
+@pytest.mark.parametrize(
+    "cause", [errors.DeadlockDetected("d"), errors.AdminShutdown("a"), errors.QueryCanceled("q")]
+)
+def test_an_error_of_the_server_is_no_refusal(cause: Exception) -> None:
+    with pytest.raises(ViewsUnavailable), refusals(), views_errors("postgresql://u:pw@h/d"):
+        raise cause
+    with pytest.raises(type(cause)), refusals():
+        raise cause
+
+
+def test_a_refusal_says_the_first_line_only() -> None:
+    with pytest.raises(StatementRefused) as refused, refusals():
+        raise errors.SyntaxError("no such thing\nLINE 1: SELECT 'secret'")
+    assert refused.value.message == "no such thing"
+
+
+def test_names_and_texts_are_quoted() -> None:
+    assert identifier("own views", 'a"b') == '"own views"."a""b"'
+    assert literal("it's \\") == "'it''s \\'"

@@ -33,6 +33,7 @@ from everstate.sources.commands.process import ProcessWork
 from everstate.sources.commands.seen import Seen, _rows_of
 from everstate.telemetry import RateLimitedLogger
 from everstate.testing.store_contract import ORDER, StoredOrder
+from kit.changes import change_of
 
 TELLER = Provenance(api_version="v1", service_name="shop", identifier="x")
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
@@ -45,20 +46,10 @@ for _ in range(5_000):
 
 
 def change(**fields: Any) -> Change[Any]:
-    given: dict[str, Any] = {
-        "id": UUID(int=1),
-        "entity": ORDER.name,
-        "schema_version": 1,
-        "key": "a",
-        "version": 1,
-        "kind": Kind.CREATED,
-        "occurred_at": NOW,
-        "recorded_at": NOW,
-        "provenance": TELLER,
-        "current": StoredOrder(order_id="a", note="n"),
-        "original": None,
-    }
-    return Change(**{**given, **fields})
+    state = StoredOrder(order_id="a", note="n")
+    given = {"entity": ORDER.name, "key": "a", "version": 1, "current": state}
+    known = {"id": UUID(int=1), "who": TELLER, "at": NOW, "kind": Kind.CREATED}
+    return change_of(**{**given, **known, **fields})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from typer.testing import CliRunner
 
-from everstate import App, Change, Provenance
+from everstate import App, Provenance
 from everstate.changes.change import Kind
 from everstate.changes.codec import WIRE_FIELDS, ChangeCodec, WireChange, WireProvenance
 from everstate.changes.schemas import change_schema, state_schema
@@ -25,6 +25,7 @@ from everstate.cli import cli
 from everstate.cli.asyncapi import command_schema, schema_files
 from everstate.declarations.commands import CommandGroup
 from everstate.log.topics import TopicNames
+from kit.changes import change_of
 
 ASYNCAPI = Path(__file__).with_name("asyncapi-3.0.0.json.gz")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -126,17 +127,15 @@ def whole_guest() -> Guest:
 
 def message(kind: Kind = Kind.UPDATED) -> dict[str, Any]:
     """A change as the codec writes it."""
-    change = Change(
-        id=UUID(int=9),
-        entity="guest",
-        key="g1",
-        version=2,
+    change = change_of(
+        "guest",
+        "g1",
+        2,
+        None if kind is Kind.DELETED else whole_guest(),
+        None if kind in (Kind.CREATED, Kind.EVENT) else whole_guest(),
+        who=DESK,
+        at=NOW,
         kind=kind,
-        occurred_at=NOW,
-        recorded_at=NOW,
-        provenance=DESK,
-        current=None if kind is Kind.DELETED else whole_guest(),
-        original=None if kind in (Kind.CREATED, Kind.EVENT) else whole_guest(),
         schema_version=3,
     )
     _, value, _ = ChangeCodec(app.entity_type("guest")).encode(change)

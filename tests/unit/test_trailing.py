@@ -19,11 +19,9 @@ class Told:
     def __init__(self) -> None:
         self.errors: list[str | None] = []
 
-    def set_error(self, _name: str, _version: int, error: str | None) -> None:
-        self.errors.append(error)
-
-    def set_progress(self, *_: Any) -> None:
-        return
+    def record(self, _name: str, _version: int, **facts: Any) -> None:
+        if "error" in facts:
+            self.errors.append(facts["error"])
 
 
 def caught_up(failure: str | None, passed: int) -> tuple[Any, list[str | None]]:

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance
+from everstate.changes import ChangeCodec, EntityType, Provenance
 from everstate.changes.carrying import former_names
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import InvalidChange, InvalidEntityType
@@ -31,6 +31,7 @@ from everstate.sources.commands.wire import Outcome, WireCommand, provenance_tex
 from everstate.sources.stores.rows import carried, kind_of, row_of
 from everstate.sources.stores.store import Write
 from everstate.views.gaps import Gap, GapEdges
+from kit.changes import change_of
 from release_cases import NEW, OLD, NewOrder, OldOrder, Order, read, write_at_random
 from tiers import counted
 
@@ -332,19 +333,8 @@ def test_changes_in_place_of_missing_ones_have_the_states_on_both_sides_as_they_
         {"order_id": "o-1", "tier": tier, "lines": [{"sku": "a", "gift": tier}]}
         for tier in ("gold", "basic")
     ]
-    held: Change[Any] = Change(
-        id=uuid4(),
-        entity="order",
-        schema_version=2,
-        key="o-1",
-        version=4,
-        kind=Kind.UPDATED,
-        occurred_at=NOW,
-        recorded_at=NOW,
-        provenance=CLERK,
-        current=json.dumps(states[0]).encode(),
-        original=json.dumps(states[1]).encode(),
-    )
+    now, before = (json.dumps(state).encode() for state in states)
+    held = change_of("order", "o-1", 4, now, before, who=CLERK, at=NOW, schema_version=2)
     edges = GapEdges(json.dumps(states[0]), ChangeCodec(NEW).encode(held)[1], 1, 0)
     gap = Gap("order", "o-1", 2, (4,), NOW, ())
     found = [

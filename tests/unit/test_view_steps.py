@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from everstate.app import App
+from everstate.changes.derived import Derivation, patch_of
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
+from everstate.views.kinds import ViewPlan
 from everstate.views.versions import (
     OnChange,
     Step,
@@ -45,6 +48,19 @@ def started(
         on_change=on_change,
     )
     return {step.name: step for step in found}
+
+
+def test_a_topic_that_is_declared_again_returns_from_its_position() -> None:
+    topic = Derivation("guest_patches", patch_of("guest"))
+    (step,) = steps(
+        "guest",
+        [cast("ViewPlan", topic)],
+        [registered(cast("ViewPlan", topic), 1, status=RETIRED, published=True)],
+        standing=[("guest_patches", 1)],
+        numbers={"guest_patches": 1},
+        on_change="rebuild",
+    )
+    assert (step.what, step.version) == ("returns", 1)
 
 
 def test_a_view_that_moves_to_another_entity_type_keeps_its_rows_until_the_new_ones_are_there() -> (

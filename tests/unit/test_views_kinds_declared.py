@@ -452,10 +452,13 @@ def test_a_call_of_many_changes_may_take_longer_and_has_whole_keys() -> None:
     assert pa.concat_tables(parts) == rows
 
     def slowly(given: pa.Table) -> pa.Table:
-        time.sleep(0.3)
+        time.sleep(0.5)
         return counted(given)
 
-    assert called(replace(table(slowly), call_s_max=0.2), parts[1]).num_rows == 2
+    # A limit of 0.02 s is for 20,000 changes.
+    with pytest.raises(ViewFailed, match=r"longer than 0\.045001 s for 45,001 changes"):
+        called(replace(table(slowly), call_s_max=0.02), parts[1])
+    assert called(table(slowly), parts[1]).num_rows == 2
 
 
 def test_another_body_of_a_function_is_another_meaning_and_a_comment_is_not() -> None:

@@ -10,10 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import psycopg
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
-
 from everstate.app import App
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
@@ -22,6 +18,7 @@ from everstate.local import disk_check
 from everstate.log.inspecting import Brokers, TopicFacts, brokers, clock_ahead_s, topic_facts
 from everstate.log.lag import is_reachable
 from everstate.log.topics import TopicDifference, TopicNames, Topics
+from everstate.postgres import Connection, identifier, settings_of
 from everstate.views.database import connect_views
 
 POSTGRES_MIN: Final = 16
@@ -65,8 +62,6 @@ def _guarded(name: str, checks: Callable[[], Iterable[Finding]]) -> Iterator[Fin
         yield from checks()
     except EverstateError as error:
         yield Finding(name, "fail", error.message, advice=error.advice)
-    except psycopg.Error as error:
-        yield Finding(name, "fail", str(error).splitlines()[0])
 
 
 def _kafka(config: Config, app: App | None) -> Iterator[Finding]:
@@ -193,7 +188,7 @@ def _postgres(dsn: str, schemas: list[str], clock: Clock) -> Iterator[Finding]:
         yield from _server_settings(connection, dsn)
 
 
-def _schema_rights(connection: psycopg.Connection[Any], dsn: str, schema: str) -> Iterator[Finding]:
+def _schema_rights(connection: Connection, dsn: str, schema: str) -> Iterator[Finding]:
     """Whether our role may create a schema, or use and change the one that exists."""
     user, database, exists, may_create_schema = _row(
         connection,
@@ -201,13 +196,12 @@ def _schema_rights(connection: psycopg.Connection[Any], dsn: str, schema: str) -
         has_database_privilege(current_database(), 'CREATE')""",
         [schema],
     )
-    role, name = sql.Identifier(user), sql.Identifier(schema)
+    role, name = identifier(user), identifier(schema)
     if not exists:
         if may_create_schema:
             yield Finding("rights", "ok", f"{user} may create schema {schema}")
         else:
-            grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}")
-            step = grant.format(sql.Identifier(database), role).as_string(connection)
+            step = f"GRANT CREATE ON DATABASE {identifier(database)} TO {role}"
             yield Finding(
                 "rights", "fail", f"{user} may not create {schema}", advice=_psql(dsn, step)
             )
@@ -220,20 +214,19 @@ def _schema_rights(connection: psycopg.Connection[Any], dsn: str, schema: str) -
         {"s": schema},
     )
     if not usable:
-        grant = sql.SQL("GRANT USAGE, CREATE ON SCHEMA {} TO {}")
-        step = grant.format(name, role).as_string(connection)
+        step = f"GRANT USAGE, CREATE ON SCHEMA {name} TO {role}"
         yield Finding(
             "rights", "fail", f"{user} may not change schema {schema}", advice=_psql(dsn, step)
         )
     for owner in owners:
         said = f"tables of {schema} belong to {owner}, and {user} is no member of it"
-        step = sql.SQL("GRANT {} TO {}").format(sql.Identifier(owner), role).as_string(connection)
+        step = f"GRANT {identifier(owner)} TO {role}"
         yield Finding("rights", "fail", said, advice=_psql(dsn, step))
     if usable and not owners:
         yield Finding("rights", "ok", f"{user} may change schema {schema}")
 
 
-def _server_settings(connection: psycopg.Connection[Any], dsn: str) -> Iterator[Finding]:
+def _server_settings(connection: Connection, dsn: str) -> Iterator[Finding]:
     fsync, most, used = _row(
         connection,
         """SELECT current_setting('fsync'), current_setting('max_connections')::int,
@@ -259,7 +252,7 @@ def clock_check(name: str, ahead_s: float) -> Finding:
     return Finding(name, "warn", said, advice=step)
 
 
-def _row(connection: psycopg.Connection[Any], query: str, given: Any = None) -> tuple[Any, ...]:
+def _row(connection: Connection, query: str, given: Any = None) -> tuple[Any, ...]:
     row = connection.execute(query.encode(), given).fetchone()
     assert row is not None
     return tuple(row)
@@ -267,7 +260,7 @@ def _row(connection: psycopg.Connection[Any], query: str, given: Any = None) -> 
 
 def _psql(dsn: str, *statements: str) -> str:
     """The command for somebody with the rights; the address without user and password."""
-    given = conninfo_to_dict(dsn)
+    given = settings_of(dsn)
     place = [f"{name}={given[name]}" for name in ("host", "port", "dbname") if given.get(name)]
     words = ["psql", " ".join(place), *(word for each in statements for word in ("-c", each))]
     return shlex.join(words)

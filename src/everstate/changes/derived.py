@@ -214,6 +214,8 @@ class Derivation:
     trigger: Trigger | None = None
     fields: tuple[str, ...] = field(default=(), init=False)
     """Same attribute as a view's fields named in SQL; empty, because messages are not parsed."""
+    inputs: tuple[str, ...] = field(default=(), init=False)
+    """Same attribute as a view's; empty, because a topic reads no views."""
 
     @property
     def entity(self) -> str:

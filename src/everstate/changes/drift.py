@@ -6,8 +6,10 @@ The pipeline compares them and must not depend on the sources, so the shared int
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from everstate.changes.change import Provenance
 
@@ -67,6 +69,70 @@ class Drifted(NamedTuple):
     """JSON text of the entity's newest state in the log; ``None``: deleted, or not in the log."""
     refused: str | None = None
     """Why readers of the log would reject a change with the source's state."""
+
+
+Action = Literal["none", "republished", "rebuilt"]
+
+
+@dataclass(frozen=True, slots=True)
+class DriftedKey:
+    """One entity on which both sides disagree.
+
+    A version is 0 where a side has no entity; a captured table has no versions.
+    """
+
+    key: str
+    what: str
+    why: str
+    stored_version: int
+    logged_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftReport:
+    """What a comparison found, and what the repair did."""
+
+    entity: str
+    checked_at: datetime
+    stored: int
+    """Entities in the source of truth, deleted ones included."""
+    logged: int
+    """Entities in the log."""
+    ranges: int = 0
+    different_ranges: int = 0
+    """Key ranges that were summed, and those that differed; a captured table is read by rows."""
+    missing: int
+    stale: int = 0
+    different: int
+    extra: int
+    pending: int
+    """Changes that the source has yet to publish, or a capture to read: lag, not drift."""
+    pending_why: str | None = None
+    """Why a capture has not come to what its tables have."""
+    not_compared: Mapping[str, str] = field(default_factory=dict)
+    """Column of a captured table whose values were not compared → why."""
+    share: float
+    """Drifted entities as a fraction of all entities, 0 to 1."""
+    action: Action = "none"
+    repaired: int = 0
+    """Drifted entities that were sent again, or got a new version."""
+    refused: int = 0
+    """Drifted entities whose state in the source makes no change that readers would accept."""
+    sent_again: int = 0
+    """Entities without drift that were sent again, because the whole entity type was."""
+    keys: tuple[DriftedKey, ...]
+    """The first drifted entities, by key; at most `drift.keys_max`."""
+    seconds: float
+
+    @property
+    def drifted(self) -> int:
+        """Entities on which both sides disagree."""
+        return self.missing + self.stale + self.different + self.extra
+
+    @property
+    def holds(self) -> bool:
+        """Whether no drifted entity is left to be repaired."""
+        return self.drifted == self.repaired if self.action != "none" else self.drifted == 0
 
 
 class Truth(Protocol):

@@ -69,7 +69,7 @@ _decode: Final = bounded(msgspec.json.Decoder(float_hook=number_of).decode)
 
 def decode(text: bytes | str) -> Any:
     """Any JSON value of a text; raises msgspec.DecodeError."""
-    # A function of its own, since psycopg would make new classes at each connection for a closure.
+    # A function of its own, since a driver would make new classes at each connection for a closure.
     return _decode(text)
 
 

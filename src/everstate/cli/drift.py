@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from everstate.cli.cdc_captures import connected, declared_capture
 from everstate.cli.console import AppSession, working
-from everstate.cli.results import Piece, Result, ResultTable, Verbs
-from everstate.errors import InvalidQuery, VerificationFailed
+from everstate.cli.results import Aside, Piece, Result, ResultTable, Verbs
+from everstate.errors import InvalidQuery, Unavailable, VerificationFailed
 
 if TYPE_CHECKING:
-    from everstate.pipeline.drift.check import DriftReport
+    from everstate.changes.drift import DriftReport
 
 drift = Verbs(
     no_args_is_help=True,
@@ -26,8 +27,8 @@ _REFUSED = (
 )
 
 _CAPTURED = (
-    "`everstate cdc snapshot NAME` reads all rows of its capture again, and changes only what"
-    " differs; with --new-epoch it also deletes entities whose row is gone."
+    "`everstate cdc snapshot {0}` reads all rows of the capture again, and changes only what"
+    " differs; `everstate cdc snapshot {0} --new-epoch` also deletes entities whose row is gone."
 )
 
 EntityNameArgument = Annotated[str, typer.Argument(help="Name of the entity type.")]
@@ -35,14 +36,28 @@ EntityNameArgument = Annotated[str, typer.Argument(help="Name of the entity type
 
 @drift.command("check")
 def check(session: AppSession, entity: EntityNameArgument) -> Result:
-    """Compare an entity type's source of truth with its log; exit code 8 when they differ."""
-    report = _run(session, entity, repair=False)
+    """Compare an entity type's source of truth with its log; exit code 8 when they differ.
+
+    Exit code 6: a capture has not come to what its tables have.
+    """
+    if (capture := _capture_of(session, entity)) is None:
+        report = _run(session, entity, repair=False)
+        advice = f"`everstate drift repair {entity}` repairs them."
+    else:
+        report, advice = _captured(session, capture, entity), _CAPTURED.format(capture)
 
     def check() -> None:
+        if report.pending_why is not None:
+            raise Unavailable(
+                f"{report.pending:,} entities of {entity} differ, and may have changed since: "
+                f"{report.pending_why}.",
+                advice=f"`everstate cdc status {capture}` shows what the capture does; check again "
+                "when it reads.",
+            )
         if not report.holds:
             raise VerificationFailed(
                 f"{report.drifted:,} of {report.stored:,} entities of {entity} have drifted.",
-                advice=f"`everstate drift repair {entity}` repairs them.",
+                advice=advice,
             )
 
     return Result(report, *_told(report), then=check)
@@ -63,6 +78,20 @@ def repair(session: AppSession, entity: EntityNameArgument) -> Result:
     return Result(report, *_told(report), then=check)
 
 
+def _capture_of(session: AppSession, entity: str) -> str | None:
+    """The capture of an entity type; ``None``: it has another source of truth."""
+    captures = session.app().captures
+    return next((name for name, each in captures.items() if entity in each.entities), None)
+
+
+def _captured(session: AppSession, capture: str, entity: str) -> DriftReport:
+    from everstate.sources.cdc.comparing import compare_with_table
+
+    config = connected(session)
+    with working(f"comparing {entity}"):
+        return compare_with_table(config, declared_capture(session, capture, config), entity)
+
+
 def _run(session: AppSession, entity: str, *, repair: bool) -> DriftReport:
     # Imported here: Spark takes a second that no other verb should pay.
     from everstate.pipeline.drift.check import check_drift
@@ -74,10 +103,10 @@ def _run(session: AppSession, entity: str, *, repair: bool) -> DriftReport:
     truths = truths_of(config, project)
     if entity not in truths:
         raise InvalidQuery(
-            f"{entity} cannot drift: its source of truth is {project.source_of(entity)!r}.",
-            advice=_CAPTURED
+            f"The source of truth of {entity} is no store: it is {project.source_of(entity)!r}.",
+            advice=_CAPTURED.format(_capture_of(session, entity))
             if project.source_of(entity) == "capture"
-            else "Only a store (PostgreSQL, Cassandra) is compared with the log.",
+            else "Only stores and captured tables are compared with the log.",
         )
     with (
         working("starting Spark") as tell,
@@ -100,8 +129,13 @@ def _told(report: DriftReport) -> Iterator[Piece]:
             (each.key, each.what, each.why, each.stored_version, each.logged_version)
             for each in report.keys
         )
-        title = f"the first {len(report.keys):,} of {report.drifted:,}"
+        differ = report.drifted + (report.pending if report.pending_why else 0)
+        title = f"the first {len(report.keys):,} of {differ:,}"
         yield ResultTable(("key", "what", "reason", "source", "log"), keys, title=title)
+    for column, why in report.not_compared.items():
+        yield Aside(f"{column} was not compared: {why}")
+    if report.pending_why is not None:
+        return
     if not report.drifted:
         yield "no drift"
     elif report.action == "none":

@@ -18,8 +18,7 @@ from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
 from everstate.runtime.claim import claimed
 from everstate.sources.ways import truths_of, ways_in
-from everstate.views.control import Control
-from everstate.views.database import connect_views
+from everstate.views.control import opened_control
 
 log = Verbs(no_args_is_help=True, help="Begin a new log.")
 
@@ -101,8 +100,7 @@ def _check_empty(config: Config, bound: Bound) -> None:
 
 def _check_views(config: Config, bound: Bound) -> None:
     schema = config.views.schema_name
-    with connect_views(config.views_dsn) as connection:
-        control = Control(connection, schema)
+    with opened_control(config) as control:
         control.install()
         for entity, each in bound.items():
             stored = control.stored_topics(entity)

@@ -14,17 +14,11 @@ from everstate.changes.evolution import FieldChange
 from everstate.cli.console import READING, AppSession
 from everstate.cli.results import Aside, Piece, Result, ResultTable, show_pieces
 from everstate.config import Config
-from everstate.views.control import LIVE, RETIRED, Control, ViewVersion
-from everstate.views.database import connect_views
+from everstate.views.changing import steps_of
+from everstate.views.control import LIVE, RETIRED, Control, ViewVersion, opened_control
 from everstate.views.models import check_models, model_changes
 from everstate.views.tables import latest_of
-from everstate.views.versions import (
-    Step,
-    declared_elsewhere,
-    declared_views,
-    inputs_of,
-    steps,
-)
+from everstate.views.versions import Step
 
 _CHANGES_PER_S: Final = 40_000
 """Measured rate of a build on two cores; used until this project has built a version."""
@@ -139,28 +133,16 @@ def planned(config: Config, project: App) -> tuple[list[FieldChange], Planned]:
     Cost: some small statements; for views to build, also the lake's statistics.
     """
     with (
-        connect_views(config.views_dsn) as connection,
+        opened_control(config) as control,
         # Tables that are missing are there for this look only.
-        connection.transaction(force_rollback=True),
+        control.connection.transaction(force_rollback=True),
     ):
-        control = Control(connection, config.views.schema_name)
         control.install()
         changes = model_changes(control, project)
         rows = control.versions()
         found: list[Step] = []
         for entity in project.entities:
-            places = {(place.view, place.version) for place in control.positions(entity)}
-            found += steps(
-                entity,
-                declared_views(project, entity),
-                [row for row in rows if not row.is_topic],
-                standing=places,
-                numbers=control.numbers(),
-                elsewhere=declared_elsewhere(project, entity),
-                on_change=config.views.on_change,
-                refused=project.refused_views,
-                used=inputs_of(rows),
-            )
+            found += steps_of(config, control, project, entity)
         found += _left(control, project, rows)
         counts = {name: sum(control.core_vector(name).values()) for name in project.entities}
     retired = {row.name for row in rows if row.status == RETIRED}

@@ -7,19 +7,15 @@ import shutil
 from typing import Annotated, Final, NoReturn
 from urllib.parse import quote, urlencode
 
-import psycopg
 import typer
-from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.types.json import set_json_loads
-from psycopg.types.string import TextLoader
 
 from everstate.changes.json_numbers import decode
 from everstate.cli.console import READING, JsonOption, Session
 from everstate.cli.results import Result, records
 from everstate.config import Config
-from everstate.errors import InvalidQuery, LocalStackError
+from everstate.errors import InvalidQuery, LocalStackError, StatementRefused
 from everstate.local import resolve
+from everstate.postgres import libpq_variables, read_json_by, settings_of
 from everstate.views.database import connect_views
 
 _AS_TEXT: Final = ("interval", "timetz")
@@ -64,13 +60,9 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
     """Column names and rows of one read-only statement; raises InvalidQuery, Unavailable."""
     options = f"-c search_path={config.views.schema_name} -c default_transaction_read_only=on"
     dsn = config.views_dsn
-    with (
-        connect_views(dsn, options=options, application_name="everstate psql") as connection,
-    ):
-        set_json_loads(decode, connection)
-        for name in _AS_TEXT:
-            connection.adapters.register_loader(name, TextLoader)
-        try:
+    try:
+        with connect_views(dsn, options=options, application_name="everstate psql") as connection:
+            read_json_by(connection, decode, _AS_TEXT)
             # After a query a transaction cannot become one that writes, and a prepared statement is
             # only one: no COMMIT can come before another.
             connection.execute("BEGIN READ ONLY")
@@ -78,14 +70,11 @@ def ask(config: Config, command: str) -> tuple[list[str], list[tuple[object, ...
             found = connection.execute(command.encode(), prepare=True)
             names = [column.name for column in found.description or ()]
             return names, found.fetchall() if names else []
-        except psycopg.OperationalError:
-            raise  # the server is away: `connect_views` says so
-        except psycopg.DatabaseError as cause:
-            reason = str(cause).splitlines()[0]
-            raise InvalidQuery(
-                f"PostgreSQL refused the statement: {reason}.",
-                advice="Every view is a table with its name; `everstate views list` shows them.",
-            ) from cause
+    except StatementRefused as refused:
+        raise InvalidQuery(
+            f"PostgreSQL refused the statement: {refused.message}.",
+            advice="Every view is a table with its name; `everstate views list` shows them.",
+        ) from refused
 
 
 def url_of(config: Config) -> str:
@@ -93,7 +82,7 @@ def url_of(config: Config) -> str:
 
     The views' schema is in the search path, and the time zone is UTC.
     """
-    given = conninfo_to_dict(config.views_dsn)
+    given = settings_of(config.views_dsn)
     own = f"{given.pop('options', '')} -c search_path={config.views.schema_name} -c TimeZone=UTC"
     user, password = given.pop("user", ""), given.pop("password", "")
     places = _places(str(given.pop("host", "127.0.0.1")), str(given.pop("port", _PORT)))
@@ -130,12 +119,8 @@ def _open(config: Config) -> NoReturn:
 
 def environment_of(config: Config) -> dict[str, str]:
     """The environment in which psql connects to the views; read-only unless the user changes it."""
-    variables = {
-        option.keyword.decode(): option.envvar.decode()
-        for option in pq.Conninfo.get_defaults()
-        if option.envvar is not None
-    }
-    given = conninfo_to_dict(config.views_dsn)
+    variables = libpq_variables()
+    given = settings_of(config.views_dsn)
     options = f"{given.pop('options', '')} -c search_path={config.views.schema_name}"
     options += " -c TimeZone=UTC -c default_transaction_read_only=on"
     return {

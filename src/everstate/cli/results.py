@@ -170,6 +170,9 @@ def showing(function: Callable[..., Any]) -> Callable[..., Any]:
         for each in (found,) if isinstance(found, Result) else found or ():
             each.show(json)
 
+    # Within a paragraph typer would keep the ends of the lines.
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    called.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     options = []
     if has_app:
         options.append(_parameter("app", AppOption, None))

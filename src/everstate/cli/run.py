@@ -26,8 +26,7 @@ from everstate.runtime.supervisor import (
 )
 from everstate.serving.troubles import SUPERVISOR
 from everstate.telemetry import configure_logging
-from everstate.views.control import Control
-from everstate.views.database import connect_views
+from everstate.views.control import opened_control
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +79,7 @@ def _tell_plan(config: Config, app: App) -> None:
 
 def _begin_deployment(config: Config, app: App) -> int | None:
     """Number this start, so that processes of an earlier one cannot revert its declarations."""
-    with suppress(EverstateError), connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
+    with suppress(EverstateError), opened_control(config) as control:
         control.install()
         return control.begin_deployment(app.name, socket.gethostname())
     return None

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import psycopg
 import typer
 from rich.text import Text
 
@@ -131,7 +130,7 @@ def _address(config: Config) -> Iterator[str]:
 
 def _views(config: Config) -> list[dict[str, Any]]:
     """Versions of views that are being built, wait for a decision, or lag."""
-    with suppress(EverstateError, psycopg.Error):
+    with suppress(EverstateError):
         dsn = resolve(config, needs=READING).views_dsn
         with connect_views(dsn) as connection:
             rows = ViewStatuses(connection, config.views.schema_name).versions()

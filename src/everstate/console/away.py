@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import psycopg
-
 from everstate.config import Config
-from everstate.errors import Unavailable
+from everstate.errors import Unavailable, ViewsUnavailable
 from everstate.log.lag import is_reachable
 
 
@@ -16,7 +14,7 @@ def naming_server(config: Config, error: Unavailable) -> Unavailable:
     """
     if error.public != error.fallback_message:
         return error  # it names the server itself
-    if isinstance(error.__cause__, psycopg.Error):
+    if isinstance(error, ViewsUnavailable):
         who = "the views' database (PostgreSQL)"
     elif not is_reachable(config):
         who = "the log (Kafka)"

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
 
-import psycopg
-
 from everstate.config import Config
 from everstate.demo.flights import app
 from everstate.demo.play import FlightStep, Timetable, play
+from everstate.postgres import connect
 from everstate.sources.stores.postgres import EntityStore
 
 CHUNK = 2_000
@@ -82,7 +81,7 @@ class Feeder:
 
 def changes_written(config: Config) -> int:
     """How many steps the store holds: each is one version of one flight."""
-    with psycopg.connect(config.store_dsn) as connection:
+    with connect(config.store_dsn) as connection:
         row = connection.execute("SELECT sum(version) FROM everstate_store.flight").fetchone()
     return int(row[0]) if row and row[0] is not None else 0
 

@@ -11,8 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-import psycopg
-from psycopg.errors import InvalidSchemaName, UndefinedTable
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -22,9 +20,11 @@ from everstate.archive.commits import ArchiveLog
 from everstate.archive.reader import ArchiveReader
 from everstate.config import Config
 from everstate.demo.play import NEW_YORK
+from everstate.errors import MissingTable
 from everstate.log.lag import Lag, ReaderPosition
 from everstate.log.topics import TopicNames
 from everstate.parts import read_states
+from everstate.postgres import connect, refusals
 from everstate.views.control import Control
 
 _PLAIN_EVERY_S = 5.0
@@ -230,8 +230,8 @@ class Watcher:
     def __init__(self, config: Config, entity: str) -> None:
         self._config, self._entity = config, entity
         schema = config.views.schema_name
-        self._connection = psycopg.connect(config.store_dsn, autocommit=True)
-        self._views = psycopg.connect(config.views_dsn, autocommit=True)
+        self._connection = connect(config.store_dsn)
+        self._views = connect(config.views_dsn)
         self._lag = Lag(config)
         self._archived = 0
         self._archive_due = 0.0
@@ -262,9 +262,10 @@ class Watcher:
     def _kept(self) -> tuple[int, float | None]:
         """Changes that the core applied, and its lag; ``None`` before the core exists."""
         try:
-            applied = self._control.counters(self._entity).applied
-            vector = self._control.core_vector(self._entity)
-        except (UndefinedTable, InvalidSchemaName):
+            with refusals():
+                applied = self._control.counters(self._entity).applied
+                vector = self._control.core_vector(self._entity)
+        except MissingTable:
             return 0, None
         topic = TopicNames(self._config.log.prefix).changes(self._entity)
         positions = [

@@ -108,10 +108,16 @@ from everstate.errors.requests import (
 )
 from everstate.errors.servers import (
     Fenced,
+    InUse,
     LocalStackError,
+    MissingColumn,
+    MissingTable,
     RoleEnded,
     SourceError,
+    StatementRefused,
     Unavailable,
+    ValueRefused,
+    ViewsUnavailable,
 )
 
 __all__ = [
@@ -139,6 +145,7 @@ __all__ = [
     "HeldOverflow",
     "IdempotencyKeyReused",
     "ImportFailed",
+    "InUse",
     "InvalidBody",
     "InvalidCapture",
     "InvalidChange",
@@ -158,8 +165,10 @@ __all__ = [
     "LogError",
     "LogIdentityChanged",
     "LogTruncated",
+    "MissingColumn",
     "MissingExtra",
     "MissingProvenance",
+    "MissingTable",
     "NoArchive",
     "NoGap",
     "NoViews",
@@ -184,6 +193,7 @@ __all__ = [
     "SourceReplaced",
     "SparkLost",
     "StateStoreFailed",
+    "StatementRefused",
     "StoreBehindLog",
     "TableMisread",
     "TableReplaced",
@@ -198,10 +208,12 @@ __all__ = [
     "UnknownSetting",
     "UnknownView",
     "UnsupportedMediaType",
+    "ValueRefused",
     "VerificationFailed",
     "VersionConflict",
     "VersionsDiffer",
     "ViewFailed",
     "ViewStoreError",
+    "ViewsUnavailable",
     "WrongSource",
 ]

@@ -14,6 +14,33 @@ class Unavailable(EverstateError):
     fallback_message = "a server that is needed does not answer now; send the request again."
 
 
+class ViewsUnavailable(Unavailable):
+    """The views' database does not answer, or cannot serve a statement now."""
+
+
+class StatementRefused(EverstateError):
+    """PostgreSQL refused a statement; the message is the first line of its reason."""
+
+
+class MissingTable(StatementRefused):
+    """A statement names a table or a schema that does not exist."""
+
+
+class MissingColumn(StatementRefused):
+    """A statement names a column that does not exist."""
+
+
+class ValueRefused(StatementRefused):
+    """PostgreSQL cannot compute or store a value of a statement."""
+
+
+class InUse(StatementRefused):
+    """Another transaction, or an object that depends on it, uses what a statement changes.
+
+    Also: another transaction has changed it, and committed first.
+    """
+
+
 class SourceError(EverstateError):
     """A source of truth refused a request for a reason that does not pass by waiting."""
 

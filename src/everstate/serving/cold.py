@@ -6,10 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, cast
-
-import psycopg
-from psycopg import sql
+from typing import Any, Final
 
 from everstate.archive import ArchiveLog, ArchiveReader
 from everstate.changes.codec import decode_wire
@@ -19,9 +16,9 @@ from everstate.log.consumer import Consumer
 from everstate.log.topics import TopicNames
 from everstate.serving.answers import ColdRead
 from everstate.serving.connection import ReadConnection
-from everstate.views.control.notes import Notes
+from everstate.views.control import ViewStatuses
 from everstate.views.images import cut
-from everstate.views.tables import Core, Row, latest_of
+from everstate.views.tables import Core, Row
 
 _COLUMNS: Final = ("generation", "partition", "offset", "raw_value")
 
@@ -45,14 +42,8 @@ def cold_history(
     """
     began = time.monotonic()
     names = TopicNames(config.log.prefix)
-    # `Notes` uses only `execute`, which this connection has.
-    control = Notes(cast("psycopg.Connection[Any]", connection), config.views.schema_name)
-    query = sql.SQL(
-        "SELECT latest.version, place.generation, place.partition, place.next_offset "
-        "FROM {latest} AS latest JOIN {position} AS place USING (generation, partition) "
-        "WHERE latest.key = %s AND place.view = %s AND place.version = 1"
-    ).format(latest=control.table(latest_of(entity)), position=control.table("position"))
-    newest = connection.row(query, (key, latest_of(entity)))
+    control = connection.standings(config.views.schema_name)
+    newest = control.accepted(entity, key)
     if newest is None:
         return None
     version, generation, partition, end = newest
@@ -91,7 +82,7 @@ def _from_archive(
     return list(rows), position, found.files_read, found.files
 
 
-def _accepted(control: Notes, core: Core, places: Sequence[_Place]) -> list[_Place]:
+def _accepted(control: ViewStatuses, core: Core, places: Sequence[_Place]) -> list[_Place]:
     """The accepted changes among the records of one key, by version.
 
     Of several records with one version the first counts; versions count as far as they are dense;

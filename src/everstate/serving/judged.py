@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from psycopg import errors as pg
-
 from everstate.changes.tokens import LogPosition
 from everstate.config import Config
-from everstate.errors import LogIdentityChanged, NotFound, Unavailable
+from everstate.errors import LogIdentityChanged, MissingTable, NotFound, Unavailable
 from everstate.log.positions import Range
 from everstate.log.topics import TopicNames
 from everstate.retrying import within
@@ -32,14 +30,14 @@ class CoreNotes:
     def reached(self) -> LogPosition:
         """The core's position, and which log it is of; raises NotFound while it has none."""
         entity = self._core.entity
-        with pooled(self._dsn) as connection:
-            try:
+        try:
+            with pooled(self._dsn) as connection:
                 return core_position(ViewStatuses(connection, self._schema), entity)
-            except (pg.UndefinedTable, pg.InvalidSchemaName) as cause:
-                raise NotFound(
-                    f"no changes of {entity} are kept yet.",
-                    advice="`everstate run` creates the views when it starts.",
-                ) from cause
+        except MissingTable as cause:
+            raise NotFound(
+                f"no changes of {entity} are kept yet.",
+                advice="`everstate run` creates the views when it starts.",
+            ) from cause
 
     def position(self, mark: bytes) -> LogPosition:
         """The core's position; raises LogIdentityChanged when its log has another mark."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from psycopg import sql
-
 from everstate.changes import EntityType
 from everstate.errors import InvalidQuery
 from everstate.serving import statements
@@ -138,10 +136,10 @@ def written(
             f"{entity} has no history in the views.",
             advice="`everstate replay` finds changes by their provenance in the archive.",
         )
-    conditions: list[sql.Composable] = []
+    conditions: list[str] = []
     parameters: list[Any] = []
     for name, value in wanted.provenance.items():
-        conditions.append(sql.SQL("provenance ->> {} = %s").format(sql.Literal(WRITERS[name])))
+        conditions.append(f"provenance ->> '{WRITERS[name]}' = %s")
         parameters.append(value)
     for text, given in (
         ("kind = %s", wanted.kind),
@@ -149,10 +147,10 @@ def written(
         ("recorded_at < %s", wanted.until),
     ):
         if given is not None:
-            conditions.append(sql.SQL(text))
+            conditions.append(text)
             parameters.append(statements.aware(given) if isinstance(given, datetime) else given)
     if after is not None:
-        conditions.append(sql.SQL("(recorded_at, key, version) > (%s, %s, %s)"))
+        conditions.append("(recorded_at, key, version) > (%s, %s, %s)")
         parameters += after
     query = statements.written(reader.schema, entity, conditions)
     rows = reader.connection.rows(query, [*parameters, limit])

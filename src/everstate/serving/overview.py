@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from psycopg import sql
-
 from everstate.config import Config
+from everstate.postgres import identifier
 from everstate.serving.answers import ViewLag, ViewRow
 from everstate.serving.connection import ReadConnection
 from everstate.serving.freshness import Behind, Freshness
@@ -141,6 +140,5 @@ def _lags(
 
 
 def _count(connection: ReadConnection, schema: str, name: str) -> int:
-    query = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(schema, name))
-    row = connection.row(query)
+    row = connection.row(f"SELECT count(*) FROM {identifier(schema, name)}".encode())
     return int(row[0]) if row is not None else 0

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
-from psycopg import sql
 
 from everstate.changes import EntityType
 from everstate.changes.quoting import unquoted
@@ -27,13 +26,12 @@ from everstate.views.stores.postgres.tables import typed_field
 
 _CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|<|>|=)(\s*)(.*)$", re.DOTALL)
 _OPERATORS = {
-    "=": sql.SQL("IS NOT DISTINCT FROM"),
-    "!=": sql.SQL("IS DISTINCT FROM"),
-    "<": sql.SQL("<"),
-    "<=": sql.SQL("<="),
-    ">": sql.SQL(">"),
-    ">=": sql.SQL(">="),
+    "=": "IS NOT DISTINCT FROM",
+    "!=": "IS DISTINCT FROM",
+    **{operator: operator for operator in ("<", "<=", ">", ">=")},
 }
+_JSON: Final = pa.struct([])
+"""Type of a field that is read as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Term:
     """What is compared: a field of a state, or a column of a view; in an order, nulls are last."""
 
     name: str
-    text: sql.Composable
+    text: str
     """SQL of its value."""
     cast: str
     """The type in SQL that it is compared as."""
@@ -53,35 +51,33 @@ class Term:
     is_descending: bool = False
 
     @property
-    def compared(self) -> sql.Composable:
+    def compared(self) -> str:
         """SQL of its value in that type; an index on a value of the type can serve it."""
         if self.type == self.cast:
             # The cast of a number with a scale would keep an index from serving an order.
             return self.text
-        return sql.SQL("{}::{}").format(self.text, sql.SQL(self.cast))
+        return f"{self.text}::{self.cast}"
 
     @property
-    def order(self) -> sql.Composable:
+    def order(self) -> str:
         """The term in an ORDER BY; an index in the same order can serve it."""
         nulls = " NULLS LAST" if self.is_nullable else ""
-        way = sql.SQL(f"{'DESC' if self.is_descending else 'ASC'}{nulls}")
-        return sql.SQL("{} {}").format(self.compared, way)
+        return f"{self.compared} {'DESC' if self.is_descending else 'ASC'}{nulls}"
 
-    def after(self, value: Any) -> tuple[sql.Composable, list[Any]]:
+    def after(self, value: Any) -> tuple[str, list[Any]]:
         """Condition of rows whose value comes after one."""
         if value is None:
-            return sql.SQL("false"), []
-        way = sql.SQL("<" if self.is_descending else ">")
-        text = sql.SQL("{} {} %s::{}").format(self.compared, way, sql.SQL(self.cast))
+            return "false", []
+        text = f"{self.compared} {'<' if self.is_descending else '>'} %s::{self.cast}"
         if self.is_nullable:
-            text = sql.SQL("({} OR {} IS NULL)").format(text, self.compared)
+            text = f"({text} OR {self.compared} IS NULL)"
         return text, [value]
 
-    def same(self, value: Any) -> tuple[sql.Composable, list[Any]]:
+    def same(self, value: Any) -> tuple[str, list[Any]]:
         """Condition of rows with the same value."""
         if value is None:
-            return sql.SQL("{} IS NULL").format(self.compared), []
-        return sql.SQL("{} = %s::{}").format(self.compared, sql.SQL(self.cast)), [value]
+            return f"{self.compared} IS NULL", []
+        return f"{self.compared} = %s::{self.cast}", [value]
 
 
 FindTerm = Callable[[str], Term]
@@ -96,34 +92,30 @@ class Condition:
     operator: str
     value: Any
 
-    def compose(self) -> tuple[sql.Composable, list[Any]]:
+    def compose(self) -> tuple[str, list[Any]]:
         """SQL, and its parameters; a comparison with a value can use an index."""
         is_plain = self.operator == "=" and self.value is not None
-        operator = sql.SQL("=") if is_plain else _OPERATORS[self.operator]
-        cast = sql.SQL(self.term.cast)
-        text = sql.SQL("{} {} %s::{}").format(self.term.compared, operator, cast)
-        return text, [self.value]
+        operator = "=" if is_plain else _OPERATORS[self.operator]
+        return f"{self.term.compared} {operator} %s::{self.term.cast}", [self.value]
 
 
-def _field(name: str, kind: pa.DataType) -> sql.Composable:
+def _field(name: str, kind: pa.DataType) -> str:
     """A field of a state; NULL where its value does not fit.
 
     Numbers have all the digits that were written: a typed column may hold fewer.
     """
     path = name.split(".")
     if _compared_as(kind) != "numeric":
-        return typed_field(path, kind)
-    place, text = (
-        sql.SQL("(state {} {})").format(sql.SQL(how), sql.Literal(path)) for how in ("#>", "#>>")
-    )
-    whens = sql.SQL("WHEN jsonb_typeof({0}) = 'number' THEN {1}::numeric").format(place, text)
+        return typed_field(path, kind).as_string()
+    place, text = (typed_field(path, each).as_string() for each in (_JSON, pa.string()))
+    whens = f"WHEN jsonb_typeof({place}) = 'number' THEN {text}::numeric"
     if pa.types.is_decimal(kind):
         # Of AND, PostgreSQL may look at any side first, so each is safe for every text.
-        whens = sql.SQL(
-            "{0} WHEN jsonb_typeof({1}) = 'string' AND {2} ~ {3} "
-            "AND pg_input_is_valid({2}, 'numeric') THEN {2}::numeric"
-        ).format(whens, place, text, sql.Literal(_NUMBER))
-    return sql.SQL("CASE {} END").format(whens)
+        whens += (
+            f" WHEN jsonb_typeof({place}) = 'string' AND {text} ~ '{_NUMBER}' "
+            f"AND pg_input_is_valid({text}, 'numeric') THEN {text}::numeric"
+        )
+    return f"CASE {whens} END"
 
 
 def parse_condition(text: str) -> tuple[str, str, str]:

@@ -8,8 +8,6 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from psycopg import sql
-
 from everstate.changes import EntityType
 from everstate.closing import Closing
 from everstate.config import Config
@@ -22,6 +20,7 @@ from everstate.errors import (
     UnknownEntity,
     UnknownView,
 )
+from everstate.postgres import identifier
 from everstate.serving import statements
 from everstate.serving.answers import (
     ColdRead,
@@ -344,9 +343,9 @@ class Reader(Closing):
             raise UnknownView(view, known)
         self._check_seen(view)
         self._wait(view, wait_for, wait_s)
-        name = sql.Identifier(self.schema, view)
+        relation = identifier(self.schema, view)
         try:
-            columns, _ = self.connection.table(sql.SQL("SELECT * FROM {} LIMIT 0").format(name), ())
+            columns, _ = self.connection.table(f"SELECT * FROM {relation} LIMIT 0".encode())
         except NotFound:
             if refused is None:
                 raise
@@ -357,12 +356,9 @@ class Reader(Closing):
         order = f" ORDER BY {', '.join(places)}"
         if plan is not None and plan.is_ordered:
             order = ""
-        only: sql.Composable = sql.SQL("")
-        if first is not None:
-            # PostgreSQL reads the text as a value of the column's type.
-            only = sql.SQL(" WHERE {} = %s").format(sql.Identifier(columns[0]))
-        text = sql.SQL("SELECT * FROM {}{}{} LIMIT %s OFFSET %s")
-        query = text.format(name, only, sql.SQL(order))
+        # PostgreSQL reads the text as a value of the column's type.
+        only = "" if first is None else f" WHERE {identifier(columns[0])} = %s"
+        query = f"SELECT * FROM {relation}{only}{order} LIMIT %s OFFSET %s".encode()
         return self.connection.table(query, (*([] if first is None else [first]), limit, offset))
 
     def search(

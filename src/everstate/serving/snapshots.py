@@ -6,12 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from psycopg import Connection, sql
-from psycopg import errors as pg
-
 from everstate.changes.tokens import LogPosition, Token
 from everstate.config import Config
-from everstate.errors import NotFound, ThrottledChangesWait, Unavailable, UnknownView
+from everstate.errors import (
+    MissingColumn,
+    MissingTable,
+    NotFound,
+    ThrottledChangesWait,
+    Unavailable,
+    UnknownView,
+)
+from everstate.postgres import Connection, identifier, one_snapshot
 from everstate.serving.connection import WAIT_S, pooled
 from everstate.serving.places import has_deferred, position_of, published
 from everstate.serving.waiting import wait_until
@@ -69,8 +74,8 @@ def read_snapshot(
         raise UnknownView(view, known)
     schema = config.views.schema_name
 
-    def read(connection: Connection[Any], standpoint: Standpoint) -> Snapshot:
-        query = sql.SQL("SELECT * FROM {}").format(sql.Identifier(schema, view))
+    def read(connection: Connection, standpoint: Standpoint) -> Snapshot:
+        query = f"SELECT * FROM {identifier(schema, view)}".encode()
         # A prepared statement would fail once the name is pointed to a version with other columns.
         cursor = connection.execute(query, prepare=False, binary=True)
         names = tuple(column.name for column in cursor.description or ())
@@ -99,7 +104,7 @@ def at_one_position(
     config: Config,
     project: Project,
     view: str,
-    read: Callable[[Connection[Any], Standpoint], T],
+    read: Callable[[Connection, Standpoint], T],
     *,
     wait_for: str | None = None,
     wait_s: float = WAIT_S,
@@ -113,25 +118,25 @@ def at_one_position(
     if wait_for is not None:
         wait_until(config, project, view, wait_for, wait_s)
     for _ in range(_TRIES_MAX):
-        with pooled(config.views_dsn) as connection:
-            control = ViewStatuses(connection, config.views.schema_name)
-            try:
-                with connection.transaction():
-                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        try:
+            with pooled(config.views_dsn) as connection:
+                control = ViewStatuses(connection, config.views.schema_name)
+                with one_snapshot(connection):
                     before = published(control, project, view)
                     position = position_of(control, before)
                     deferred = has_deferred(control, before)
                     found = read(connection, Standpoint(before, position, deferred))
-            except (pg.UndefinedTable, pg.InvalidSchemaName) as cause:
-                raise NotFound(
-                    f"view {view} does not exist yet.", advice="`everstate run` creates it."
-                ) from cause
-            except pg.UndefinedColumn:
-                # The name was pointed to another version after its columns were read.
-                continue
-            # The name may have been pointed to another version after the snapshot was taken:
-            # PostgreSQL resolves names outside the snapshot. Then rows and position do not match.
-            after = published(control, project, view)
+                # The name may have been pointed to another version after the snapshot was taken:
+                # PostgreSQL resolves names outside the snapshot. Then rows and position do not
+                # match.
+                after = published(control, project, view)
+        except MissingTable as cause:
+            raise NotFound(
+                f"view {view} does not exist yet.", advice="`everstate run` creates it."
+            ) from cause
+        except MissingColumn:
+            # The name was pointed to another version after its columns were read.
+            continue
         if (before.version, before.published_at) == (after.version, after.published_at):
             return found
     raise Unavailable(f"view {view} is published too often now; try again later.")
@@ -148,10 +153,10 @@ def read_live(
     ``take`` may be called again, and then begins again. A thousand rows are in memory at a time.
     Raises NotFound and Unavailable as :func:`read_snapshot`.
     """
-    name = sql.Identifier(config.views.schema_name, latest_of(entity))
-    query = sql.SQL("SELECT key, version, state FROM {} WHERE state IS NOT NULL").format(name)
+    name = identifier(config.views.schema_name, latest_of(entity))
+    query = f"SELECT key, version, state FROM {name} WHERE state IS NOT NULL".encode()
 
-    def read(connection: Connection[Any], standpoint: Standpoint) -> LogPosition:
+    def read(connection: Connection, standpoint: Standpoint) -> LogPosition:
         with connection.cursor("live", binary=True) as cursor:
             cursor.itersize = 1_000
             take(iter(cursor.execute(query)))

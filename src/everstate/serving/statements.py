@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-
-from psycopg import sql
+from typing import TYPE_CHECKING, Any, Final
 
 from everstate.errors import InvalidQuery
+from everstate.postgres import identifier
 
 if TYPE_CHECKING:
     from everstate.serving.predicates import Condition, Term
 
-_COLUMNS = sql.SQL(
+_COLUMNS: Final = (
     "key, version, kind, state, as_of, occurred_at, recorded_at, change_id, provenance, "
     'generation, partition, "offset"'
 )
@@ -27,9 +26,9 @@ def aware(moment: datetime) -> datetime:
     return moment
 
 
-def _table(schema: str, entity: str, view: str) -> sql.Composable:
+def _table(schema: str, entity: str, view: str) -> str:
     # The readers' view, never a physical table: a rebuild points it to another one (C28).
-    return sql.Identifier(schema, f"{entity}_{view}")
+    return identifier(schema, f"{entity}_{view}")
 
 
 def _kept(view: str, text: str) -> Callable[[str, str], bytes]:
@@ -37,7 +36,7 @@ def _kept(view: str, text: str) -> Callable[[str, str], bytes]:
 
     @lru_cache
     def statement(schema: str, entity: str) -> bytes:
-        return sql.SQL(text).format(_COLUMNS, _table(schema, entity, view)).as_bytes()
+        return text.format(_COLUMNS, _table(schema, entity, view)).encode()
 
     return statement
 
@@ -110,20 +109,18 @@ def deleted(schema: str, entity: str, *, keeps_history: bool) -> bytes:
         "WHERE (key, version) IN (SELECT key, version " + gone + ") ORDER BY key"
     )
     tables = (_table(schema, entity, view) for view in ("latest", "history"))
-    return sql.SQL(text).format(_COLUMNS, *tables).as_bytes()
+    return text.format(_COLUMNS, *tables).encode()
 
 
-def written(schema: str, entity: str, conditions: Sequence[sql.Composable]) -> sql.Composed:
+def written(schema: str, entity: str, conditions: Sequence[str]) -> bytes:
     """Versions that meet conditions, each with the state before it, by their recording."""
-    return sql.SQL(
-        "SELECT {0}, event, transaction, (SELECT earlier.state FROM {1} AS earlier "
-        "WHERE earlier.key = this.key AND earlier.version = this.version - 1) FROM {1} AS this "
-        "WHERE {2} ORDER BY recorded_at, key, version LIMIT %s"
-    ).format(
-        _COLUMNS,
-        _table(schema, entity, "history"),
-        sql.SQL(" AND ").join([sql.SQL("true"), *conditions]),
-    )
+    table = _table(schema, entity, "history")
+    return (
+        f"SELECT {_COLUMNS}, event, transaction, (SELECT earlier.state FROM {table} AS earlier "
+        "WHERE earlier.key = this.key AND earlier.version = this.version - 1) "
+        f"FROM {table} AS this WHERE {' AND '.join(['true', *conditions])} "
+        "ORDER BY recorded_at, key, version LIMIT %s"
+    ).encode()
 
 
 def listing(
@@ -133,32 +130,30 @@ def listing(
     predicates: Sequence[Condition],
     orders: Sequence[Term],
     after: str | None = None,
-) -> tuple[sql.Composed, list[Any]]:
+) -> tuple[bytes, list[Any]]:
     """The statement of a list and its parameters, without the last one, the limit."""
-    conditions: list[sql.Composable] = [sql.SQL("state IS NOT NULL")]
+    conditions = ["state IS NOT NULL"]
     parameters: list[Any] = []
     table = _table(schema, entity, "latest" if at is None else "history")
     if at is not None:
         # A version is valid at a time when its as_of is not later and that of the next version is:
         # as_of never decreases from version to version, and versions are dense.
-        held = sql.SQL(
-            "as_of <= %s AND NOT EXISTS (SELECT 1 FROM {} AS later WHERE later.key = this.key "
-            "AND later.version = this.version + 1 AND later.as_of <= %s)"
+        conditions.append(
+            f"as_of <= %s AND NOT EXISTS (SELECT 1 FROM {table} AS later "
+            "WHERE later.key = this.key AND later.version = this.version + 1 "
+            "AND later.as_of <= %s)"
         )
-        conditions.append(held.format(table))
         parameters += [aware(at), at]
     if after is not None:
-        conditions.append(sql.SQL("key > %s"))
+        conditions.append("key > %s")
         parameters.append(after)
     for predicate in predicates:
         text, values = predicate.compose()
         conditions.append(text)
         parameters += values
-    ordering = [order.order for order in orders]
-    query = sql.SQL("SELECT {} FROM {} AS this WHERE {} ORDER BY {} LIMIT %s").format(
-        _COLUMNS,
-        table,
-        sql.SQL(" AND ").join(conditions),
-        sql.SQL(", ").join([*ordering, sql.SQL("key")]),
+    ordering = ", ".join([*(order.order for order in orders), "key"])
+    query = (
+        f"SELECT {_COLUMNS} FROM {table} AS this WHERE {' AND '.join(conditions)} "
+        f"ORDER BY {ordering} LIMIT %s"
     )
-    return query, parameters
+    return query.encode(), parameters

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from psycopg import sql
-
 from everstate.errors import InvalidQuery, UnknownView
+from everstate.postgres import Connection, PreparedStatements, identifier
 from everstate.serving.predicates import Term, hint_of
-from everstate.serving.waiting import Executes
 from everstate.views.control import ViewVersion
 from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
 from everstate.views.project import Project, known_views
@@ -35,11 +33,11 @@ _UNSEEN: Final = frozenset({"tsvector"})
 """Types of columns that only searches use."""
 _NEVER_NULL: Final = frozenset({"_key", "_version", "key", "version"})
 _QUERY: Final = (
-    "SELECT view.relname, one.attname, format_type(one.atttypid, NULL) FROM pg_attribute AS one "
-    "JOIN pg_class AS view ON view.oid = one.attrelid "
-    "JOIN pg_namespace AS home ON home.oid = view.relnamespace "
-    "WHERE home.nspname = %s AND view.relkind = 'v' AND one.attnum > 0 AND NOT one.attisdropped "
-    "AND (%s::text IS NULL OR view.relname = %s) ORDER BY one.attrelid, one.attnum"
+    b"SELECT view.relname, one.attname, format_type(one.atttypid, NULL) FROM pg_attribute AS one "
+    b"JOIN pg_class AS view ON view.oid = one.attrelid "
+    b"JOIN pg_namespace AS home ON home.oid = view.relnamespace "
+    b"WHERE home.nspname = %s AND view.relkind = 'v' AND one.attnum > 0 AND NOT one.attisdropped "
+    b"AND (%s::text IS NULL OR view.relname = %s) ORDER BY one.attrelid, one.attnum"
 )
 
 
@@ -62,11 +60,12 @@ class ViewColumn:
         assert self.cast is not None
         read_as = "whole" if self.cast == "bigint" else self.cast
         is_nullable = self.name not in _NEVER_NULL
-        column = sql.Identifier(self.name)
-        return Term(self.name, column, self.cast, self.type, read_as, is_nullable)
+        return Term(self.name, identifier(self.name), self.cast, self.type, read_as, is_nullable)
 
 
-def columns_of(connection: Executes, schema: str, view: str | None) -> dict[str, list[ViewColumn]]:
+def columns_of(
+    connection: Connection | PreparedStatements, schema: str, view: str | None
+) -> dict[str, list[ViewColumn]]:
     """Columns that readers see, by view: of one view, or of all. Cost: one statement."""
     found: dict[str, list[ViewColumn]] = {}
     for name, column, kind in connection.execute(_QUERY, (schema, view, view)):

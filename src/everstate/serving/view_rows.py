@@ -15,12 +15,9 @@ from datetime import date, datetime
 from functools import partial
 from typing import Any, Final
 
-import psycopg
-from psycopg import Connection, sql
-from psycopg.sql import Composable, Composed
-
 from everstate.config import Config
-from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound
+from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound, ValueRefused
+from everstate.postgres import Connection, identifier
 from everstate.serving.predicates import Term, condition, exact_value, order_term
 from everstate.serving.searching import search_query, searchable
 from everstate.serving.snapshots import Standpoint, at_one_position
@@ -43,7 +40,7 @@ HEADLINE: Final = "_headline"
 _PLACE: Final = "_everstate_place"
 _TEXT: Final = "_everstate_text"
 _ROW: Final = "_everstate_row"
-_ALL: Final[Composable] = sql.SQL("true")
+_ALL: Final = "true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +132,9 @@ def _read(
         return at_one_position(
             config, project, view, lambda *given: read(shown(*given)), wait_for=wait_for
         )
-    except psycopg.DataError as cause:
-        reason = str(cause).splitlines()[0]
-        raise InvalidQuery(f"a value cannot be compared with its column: {reason}.") from cause
+    except ValueRefused as cause:
+        reason = f"a value cannot be compared with its column: {cause.message}."
+        raise InvalidQuery(reason) from cause
 
 
 class _Shown:
@@ -148,7 +145,7 @@ class _Shown:
         schema: str,
         project: Project,
         view: str,
-        connection: Connection[Any],
+        connection: Connection,
         standpoint: Standpoint,
     ) -> None:
         self._project, self._schema, self._view = project, schema, view
@@ -167,13 +164,12 @@ class _Shown:
             last = _parsed(asked.after, self._version.version, names, terms)
             text, more = _behind(terms, last)
             conditions, values = [*conditions, text], [*values, *more]
-        query = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {} LIMIT %s").format(
-            sql.SQL(", ").join([*self._names, *(each.compared for each in terms)]),
-            relation,
-            sql.SQL(" AND ").join([_ALL, *conditions]),
-            sql.SQL(", ").join([each.order for each in terms] or [sql.SQL("1")]),
+        columns = ", ".join([*self._names, *(each.compared for each in terms)])
+        query = (
+            f"SELECT {columns} FROM {relation} WHERE {' AND '.join([_ALL, *conditions])} "
+            f"ORDER BY {', '.join(each.order for each in terms) or '1'} LIMIT %s"
         )
-        rows = self._rows(query, [*values, asked.limit + 1])
+        rows = self._rows(query.encode(), [*values, asked.limit + 1])
         after = None
         if len(rows) > asked.limit:
             last_row = rows[asked.limit - 1]
@@ -218,34 +214,36 @@ class _Shown:
             text, more = column.term.same(value)
             conditions.append(text)
             values += more
-        query = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1").format(
-            sql.SQL(", ").join(self._names), self._relation, sql.SQL(" AND ").join(conditions)
+        query = (
+            f"SELECT {', '.join(self._names)} FROM {self._relation} "
+            f"WHERE {' AND '.join(conditions)} LIMIT 1"
         )
-        rows = self._rows(query, values)
+        rows = self._rows(query.encode(), values)
         if not rows:
             raise _no_row(self._view, key)
         return ViewPage(self._standpoint, self._columns, rows)
 
     @property
-    def _names(self) -> list[Composable]:
-        return [sql.Identifier(column.name) for column in self._columns]
+    def _names(self) -> list[str]:
+        return [identifier(column.name) for column in self._columns]
 
     @property
-    def _relation(self) -> Composable:
-        return sql.Identifier(self._schema, self._view)
+    def _relation(self) -> str:
+        return identifier(self._schema, self._view)
 
-    def _rows(self, query: Composed, values: Sequence[Any]) -> list[Row]:
+    def _rows(self, query: bytes, values: Sequence[Any]) -> list[Row]:
         return self._connection.execute(query, values, prepare=False, binary=True).fetchall()
 
-    def _ordered(self, order: Sequence[str]) -> tuple[list[str], list[Term], Composable]:
+    def _ordered(self, order: Sequence[str]) -> tuple[list[str], list[Term], str]:
         """Names and terms of an order in which no two rows are alike, and what they are over."""
         terms, names = [order_term(text, self._find) for text in order], list(order)
         if not order and self._plan is not None and self._plan.is_ordered:
             # PostgreSQL numbers the rows in the order of the view's own ORDER BY.
-            numbered = sql.SQL(
-                "(SELECT shown.*, row_number() OVER () AS {} FROM {} AS shown) AS numbered"
-            ).format(sql.Identifier(_PLACE), self._relation)
-            place = Term(_PLACE, sql.Identifier(_PLACE), "bigint", is_nullable=False)
+            numbered = (
+                f"(SELECT shown.*, row_number() OVER () AS {_PLACE} "
+                f"FROM {self._relation} AS shown) AS numbered"
+            )
+            place = Term(_PLACE, _PLACE, "bigint", is_nullable=False)
             return [_PLACE], [place], numbered
         if self._key is not None:
             given = {name.removeprefix("-") for name in names}
@@ -255,17 +253,18 @@ class _Shown:
                     terms.append(column.term)
             return names, terms, self._relation
         # Rows without a key: their whole text, and a number among those that are alike in all.
-        text = sql.SQL(
-            "(SELECT {0}.*, {0}::text AS {1}, row_number() OVER (PARTITION BY {0}::text) AS {2} "
-            "FROM {3} AS {0}) AS numbered"
-        ).format(*map(sql.Identifier, (_ROW, _TEXT, _PLACE)), self._relation)
-        terms.append(Term(_TEXT, sql.Identifier(_TEXT), "text", is_nullable=False))
-        terms.append(Term(_PLACE, sql.Identifier(_PLACE), "bigint", is_nullable=False))
+        text = (
+            f"(SELECT {_ROW}.*, {_ROW}::text AS {_TEXT}, "
+            f"row_number() OVER (PARTITION BY {_ROW}::text) AS {_PLACE} "
+            f"FROM {self._relation} AS {_ROW}) AS numbered"
+        )
+        terms.append(Term(_TEXT, _TEXT, "text", is_nullable=False))
+        terms.append(Term(_PLACE, _PLACE, "bigint", is_nullable=False))
         return [*names, _TEXT, _PLACE], terms, text
 
-    def _conditions(self, asked: RowsQuery) -> tuple[list[Composable], list[Any]]:
+    def _conditions(self, asked: RowsQuery) -> tuple[list[str], list[Any]]:
         """Conditions on rows, and their parameters."""
-        parts: list[Composable] = []
+        parts: list[str] = []
         values: list[Any] = []
         for text in asked.where:
             part, more = condition(text, self._find).compose()
@@ -278,7 +277,7 @@ class _Shown:
                     advice=f"`everstate views query {self._view} --at …` computes them from the "
                     "archive; GET /query/v1/<entity>?at=… has the entities of a time.",
                 )
-            parts.append(sql.SQL("valid_from <= %s AND (valid_to IS NULL OR valid_to > %s)"))
+            parts.append("valid_from <= %s AND (valid_to IS NULL OR valid_to > %s)")
             values += [aware(asked.at)] * 2
         return parts, values
 
@@ -287,20 +286,20 @@ def _no_row(view: str, key: Sequence[str]) -> NotFound:
     return NotFound(f"{view} has no row {'/'.join(key)!r}.")
 
 
-def _behind(terms: Sequence[Term], last: Sequence[Any]) -> tuple[Composable, list[Any]]:
+def _behind(terms: Sequence[Term], last: Sequence[Any]) -> tuple[str, list[Any]]:
     """Condition of the rows that come after one in an order."""
-    ways: list[Composable] = []
+    ways: list[str] = []
     values: list[Any] = []
     for place, (last_term, last_value) in enumerate(zip(terms, last, strict=True)):
-        parts: list[Composable] = []
+        parts: list[str] = []
         for text, more in (
             *(each.same(value) for each, value in zip(terms[:place], last[:place], strict=True)),
             last_term.after(last_value),
         ):
             parts.append(text)
             values += more
-        ways.append(sql.SQL("({})").format(sql.SQL(" AND ").join(parts)))
-    return sql.SQL("({})").format(sql.SQL(" OR ").join(ways or [sql.SQL("false")])), values
+        ways.append(f"({' AND '.join(parts)})")
+    return f"({' OR '.join(ways) or 'false'})", values
 
 
 def _cursor(version: int, names: Sequence[str], values: Sequence[Any]) -> str:

@@ -25,12 +25,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from psycopg import Connection, sql
-from psycopg import errors as pg
-
 from everstate.changes.row_json import row_json
 from everstate.config import Config
-from everstate.errors import EverstateError, NotFound, TooManyRows, Unavailable
+from everstate.errors import EverstateError, MissingTable, NotFound, TooManyRows, Unavailable
+from everstate.postgres import Connection, identifier
 from everstate.serving.connection import pooled
 from everstate.serving.places import published
 from everstate.serving.snapshots import Standpoint, at_one_position
@@ -259,7 +257,7 @@ class ViewWatch:
 
     def _marked(self) -> object:
         """What differs whenever the view was changed."""
-        with pooled(self._config.views_dsn) as connection, _missing(self._view):
+        with _missing(self._view), pooled(self._config.views_dsn) as connection:
             control = ViewStatuses(connection, self._config.views.schema_name)
             row = published(control, self._project, self._view)
             names = row.inputs or (row.name,)
@@ -274,12 +272,10 @@ class ViewWatch:
     def _read(self, number: int) -> WholeView:
         schema = self._config.views.schema_name
 
-        def read(connection: Connection[Any], standpoint: Standpoint) -> tuple[Any, ...]:
+        def read(connection: Connection, standpoint: Standpoint) -> tuple[Any, ...]:
             columns = columns_of(connection, schema, self._view).get(self._view, [])
-            names = sql.SQL(", ").join(sql.Identifier(column.name) for column in columns)
-            query = sql.SQL("SELECT {} FROM {} LIMIT %s").format(
-                names, sql.Identifier(schema, self._view)
-            )
+            names = ", ".join(identifier(column.name) for column in columns)
+            query = f"SELECT {names} FROM {identifier(schema, self._view)} LIMIT %s".encode()
             rows = connection.execute(query, (ROWS_MAX + 1,), prepare=False, binary=True).fetchall()
             return standpoint, columns, rows
 
@@ -297,7 +293,7 @@ def _missing(view: str) -> Iterator[None]:
     """Translate the error for control tables that do not exist (any more)."""
     try:
         yield
-    except (pg.UndefinedTable, pg.InvalidSchemaName) as cause:
+    except MissingTable as cause:
         raise NotFound(f"view {view} does not exist any more.") from cause
 
 

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol, cast
-
-import psycopg
-from psycopg import sql
+from typing import Final
 
 from everstate.changes.tokens import Claim, Partition, Spot, Token, parse_token
 from everstate.config import Config
 from everstate.errors import InvalidToken, NotCaughtUp, NotFound
+from everstate.postgres import Connection
 from everstate.serving.connection import pooled
 from everstate.serving.places import applied_of, check_log, mark_of, published, spots_of
 from everstate.views.control import ViewStatuses
 from everstate.views.project import Project
-from everstate.views.tables import latest_of
 
 _PAUSE_S_MIN: Final = 0.005
 _PAUSE_S_MAX: Final = 0.1
-
-
-class Executes(Protocol):
-    """The part of a connection to the views' database that is needed here."""
-
-    def execute(self, query: Any, parameters: Any = ..., /) -> Any:
-        """Run a statement."""
 
 
 def wait_until(config: Config, project: Project, view: str, token: str, wait_s: float) -> None:
@@ -64,10 +54,9 @@ class _Waiting:
         self._wanted: dict[str, dict[Partition, int]] = {}
         """Positions that the view must reach, by entity type."""
 
-    def missing(self, connection: Executes) -> str | None:
+    def missing(self, connection: Connection) -> str | None:
         """What the view lacks, in words; ``None``: nothing is missing."""
-        # `ViewStatuses` uses only `execute`.
-        control = ViewStatuses(cast("psycopg.Connection[Any]", connection), self._schema)
+        control = ViewStatuses(connection, self._schema)
         try:
             row = published(control, self._project, self._view)
         except NotFound as cause:
@@ -89,15 +78,8 @@ class _Waiting:
     def _claimed(self, control: ViewStatuses) -> str | None:
         """Turn accepted claims into positions; returns why one is not accepted yet, in words."""
         for claim in list(self._claims or ()):
-            query = sql.SQL(
-                "SELECT latest.version, place.generation, place.partition, place.next_offset "
-                "FROM {latest} AS latest JOIN {position} AS place USING (generation, partition) "
-                "WHERE latest.key = %s AND place.view = %s"
-            ).format(
-                latest=control.table(latest_of(claim.entity)), position=control.table("position")
-            )
-            found = control.connection.execute(query, (claim.key, latest_of(claim.entity)))
-            version, generation, partition, offset = found.fetchone() or (0, 0, 0, 0)
+            found = control.accepted(claim.entity, claim.key)
+            version, generation, partition, offset = found or (0, 0, 0, 0)
             if version < claim.version:
                 has = f"version {version}" if version else "no version of it"
                 return (

@@ -12,13 +12,12 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-import psycopg
-
 from everstate.config import Config
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames
+from everstate.postgres import connect
 
 _PROBLEMS_MAX = 50
 _SETTLE_S = 10.0
@@ -69,7 +68,7 @@ def check_log(config: Config, entities: Iterable[str], *, complete: bool = True)
     """
     report = LogReport()
     blocks: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    with psycopg.connect(config.store_dsn) as connection:
+    with connect(config.store_dsn) as connection:
         outbox = [_committed(row) for row in connection.execute(_OUTBOX).fetchall()]
     wanted: dict[str, list[tuple[int, int]]] = defaultdict(list)
     counts = Counter(row.transaction for row in outbox)

@@ -1,4 +1,4 @@
-"""Requests of an operator for a view: rebuild it, undo, stop building, drop it.
+"""What a start or an operator changes of a view: declare, rebuild, undo, stop building, drop it.
 
 A call only changes the registry (dropping also drops tables); the running pipeline builds.
 """
@@ -7,24 +7,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from psycopg import Rollback
-from psycopg.errors import DependentObjectsStillExist, LockNotAvailable
-
-from everstate.errors import InvalidQuery, NotFound
+from everstate.config import Config
+from everstate.errors import InUse, InvalidQuery, NotFound
+from everstate.postgres import refusals
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control, ViewVersion
+from everstate.views.kinds import ViewPlan
+from everstate.views.project import Project
 from everstate.views.stores import ViewTables
 from everstate.views.tables import latest_of
-from everstate.views.versions import to_come
+from everstate.views.versions import (
+    Step,
+    declared_elsewhere,
+    declared_views,
+    inputs_of,
+    registered,
+    steps,
+    to_come,
+)
 
 logger = logging.getLogger(__name__)
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _UNDONE: Final = "an undo was asked for; `everstate views rebuild {}` builds it"
 _CANCELLED: Final = "its build was cancelled; `everstate views rebuild {}` builds it"
+_ASKED: Final = (
+    "the meaning of its definition changed; `everstate views rebuild {}` builds the new version"
+)
+_NOT_DECLARED: Final = "the app that was started last does not declare it"
 _SHORT_WAIT: Final = "SET LOCAL lock_timeout = 200"
 """For a statement that a reader may hold up: milliseconds until LockNotAvailable."""
 
@@ -41,8 +55,7 @@ def ask_rebuild(
     version has the rows of the old one, if both mean the same. Raises NotFound, InvalidQuery for
     `latest` and for a view that has no table of its own.
     """
-    with control.connection.transaction():
-        control.lock_installing()
+    with control.installing():
         rows = _rows(control, name)
         _refuse_retired(rows)
         options = {"force": force, "require_equal": require_equal}
@@ -52,9 +65,8 @@ def ask_rebuild(
                     if other.status == BUILDING and other.version < row.version:
                         give_up(control, name, other.version)
                 control.set_status(name, row.version, BUILDING)
-                # Of an earlier attempt, which says nothing about this one.
-                control.set_error(name, row.version, None)
-                control.set_options(name, row.version, options)
+                # An error of an earlier attempt says nothing about this one.
+                control.record(name, row.version, error=None, options=options)
                 return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
         seen = next((row for row in rows if row.published), rows[-1])
         undone = [row for row in rows if row.status == KEPT and row.fingerprint == seen.undone]
@@ -70,7 +82,7 @@ def ask_rebuild(
             name, control.numbers()[name] + 1, seen.entity, *meaning, status=BUILDING
         )
         control.add_version(made)
-        control.set_options(name, made.version, options)
+        control.record(name, made.version, options=options)
         return made
 
 
@@ -88,8 +100,7 @@ def ask_undo(
     built is undone, too: it waits. ``check`` raises when this app's model cannot keep the version.
     Raises NotFound when no older version is kept any more.
     """
-    with control.connection.transaction():
-        control.lock_installing()
+    with control.installing():
         rows = _rows(control, name)
         _refuse_retired(rows)
         seen = next((row for row in rows if row.published), None)
@@ -115,7 +126,7 @@ def ask_undo(
             _let_wait(control, coming, _UNDONE)
         undone = coming or seen
         if undone is not None:
-            control.set_undone(name, older.version, undone.undone or undone.fingerprint)
+            control.record(name, older.version, undone=undone.undone or undone.fingerprint)
         return _catch_up(control, older, {"force": force})
 
 
@@ -132,12 +143,11 @@ def _refuse_retired(rows: Sequence[ViewVersion]) -> None:
 
 def _catch_up(control: Control, row: ViewVersion, options: Mapping[str, Any]) -> ViewVersion:
     """Let a version that has its rows catch up, to be published then."""
-    if row.inputs:  # its own rows are as old as its last refresh, so it is filled again
-        control.set_built(row.name, row.version, None)
-    elif row.built is None:  # it rode with the core from the first change
-        control.set_built(row.name, row.version, {})
+    # The rows of a view over views are as old as its last refresh, so it is filled again; a version
+    # that was not built rode with the core from the first change.
+    built = None if row.inputs else row.built or {}
     control.set_status(row.name, row.version, BUILDING)
-    control.set_options(row.name, row.version, options)
+    control.record(row.name, row.version, built=built, options=options)
     return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
 
 
@@ -147,14 +157,13 @@ def cancel(control: Control, name: str) -> list[ViewVersion]:
     A version of another meaning waits then, so that the app's later starts do not build it again as
     long as they declare it; `ask_rebuild` does.
     """
-    with control.connection.transaction():
-        control.lock_installing()
+    with control.installing():
         rows = _rows(control, name)
         seen, coming = next((row for row in rows if row.published), None), to_come(rows)
         stopped = _stop(control, rows, (BUILDING,))
         if seen is not None and coming is not None and coming in stopped:
             _let_wait(control, coming, _CANCELLED)
-            control.set_undone(name, seen.version, coming.undone or coming.fingerprint)
+            control.record(name, seen.version, undone=coming.undone or coming.fingerprint)
         return stopped
 
 
@@ -181,8 +190,7 @@ def drop(control: Control, name: str) -> list[ViewVersion]:
     Raises NotFound, InvalidQuery when it is declared, PublishRefused when a database view depends
     on it.
     """
-    with control.connection.transaction():
-        control.lock_installing()
+    with control.installing():
         rows = _rows(control, name)
         if reading := sorted({row.name for row in control.versions() if name in row.inputs}):
             raise InvalidQuery(
@@ -201,6 +209,58 @@ def drop(control: Control, name: str) -> list[ViewVersion]:
     return rows
 
 
+def steps_of(config: Config, control: Control, project: Project, entity: str) -> list[Step]:
+    """The steps of a start from the stored versions of an entity type's views to the declared."""
+    stored = control.versions()
+    return steps(
+        entity,
+        declared_views(project, entity),
+        [row for row in stored if not row.is_topic],
+        standing={(place.view, place.version) for place in control.positions(entity)},
+        elsewhere=declared_elsewhere(project, entity),
+        numbers=control.numbers(),
+        used=inputs_of(stored),
+        on_change=config.views.on_change,
+        refused=project.refused_views,
+    )
+
+
+def register_step(control: Control, step: Step, plan: ViewPlan) -> bool:
+    """Register what a start declares of a view or topic; returns whether its version is new.
+
+    A new version has no table and no positions yet.
+    """
+    for version in step.superseded:
+        give_up(control, step.name, version)
+    control.declared(registered(plan, step.version))
+    if step.what == "returns":
+        control.set_status(step.name, step.version, LIVE)
+    elif step.what == "goes back":
+        control.set_status(step.name, step.version, BUILDING)
+        if plan.inputs:
+            # Readers see it when its sums are computed again, and not as it was left.
+            control.record(step.name, step.version, built=None)
+    elif step.what == "asked":
+        asked = _ASKED.format(step.name)  # one that is kept waits, too
+        row = registered(plan, step.version, status=WAITING, status_reason=asked)
+        control.add_version(row)
+    elif step.what in ("new", "changed"):
+        # An earlier start may have registered it as waiting.
+        control.add_version(registered(plan, step.version, status=BUILDING))
+        return True
+    return False
+
+
+def retire(control: Control, rows: Iterable[ViewVersion]) -> None:
+    """Stop keeping versions that no app declares; readers go on to see the one that they see."""
+    for row in rows:
+        if row.status in (BUILDING, WAITING):
+            give_up(control, row.name, row.version)
+        elif row.status == LIVE:
+            logger.warning("%s is not declared any more, so it is not updated any more", row.name)
+            control.set_status(row.name, row.version, RETIRED, _NOT_DECLARED)
+
+
 def drop_unused(control: Control, hours: float) -> list[ViewVersion]:
     """Drop the versions that were replaced more than so many hours ago; returns them.
 
@@ -209,25 +269,21 @@ def drop_unused(control: Control, hours: float) -> list[ViewVersion]:
     depends on its table.
     """
     dropped = []
-    for status in (KEPT, RETIRED):
-        for row in control.unchanged_for(status, hours):
-            try:
-                with control.connection.transaction():
-                    # An operator may go back to a version, and a start may declare a view again.
-                    control.lock_installing()
-                    unused = control.unchanged_for(status, hours)
-                    if (row.name, row.version) not in {(r.name, r.version) for r in unused}:
-                        continue
-                    if status == RETIRED:
-                        control.close_positions(row.name, row.version)
-                        continue
-                    control.connection.execute(_SHORT_WAIT)
-                    forget_version(control, row.name, row.version)
-                dropped.append(row)
-            except (LockNotAvailable, DependentObjectsStillExist) as cause:
-                logger.info(
-                    "view %s: version %d is dropped later: %s", row.name, row.version, cause
-                )
+    for row in control.unused(hours):
+        try:
+            with refusals(), control.installing():
+                # An operator may go back to a version, and a start may declare a view again.
+                still = {(each.name, each.version, each.status) for each in control.unused(hours)}
+                if (row.name, row.version, row.status) not in still:
+                    continue
+                if row.status == RETIRED:
+                    control.close_positions(row.name, row.version)
+                    continue
+                control.connection.execute(_SHORT_WAIT)
+                forget_version(control, row.name, row.version)
+            dropped.append(row)
+        except InUse as cause:
+            logger.info("view %s: version %d is dropped later: %s", row.name, row.version, cause)
     return dropped
 
 
@@ -248,13 +304,17 @@ def give_up(control: Control, name: str, version: int) -> None:
         forget_version(control, name, version)
 
 
+class _StillRead(Exception):
+    """Readers see the version, so that nothing of it is dropped."""
+
+
 def forget_version(control: Control, name: str, version: int) -> None:
     """Drop a version: positions, row in the registry, table; nothing while readers see it."""
-    with control.connection.transaction() as tried:
+    with suppress(_StillRead), control.connection.transaction():
         # In the order in which a step of the version locks them.
         control.close_positions(name, version)
         if not control.remove_version(name, version):
-            raise Rollback(tried)
+            raise _StillRead
         ViewTables(control).drop(name, version)
 
 

@@ -6,8 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 
-from psycopg import sql
-
 from everstate.errors import NoGap
 from everstate.views.control import Control
 from everstate.views.tables import latest_of, physical
@@ -56,7 +54,9 @@ def read_gaps(control: Control, entity: str | None = None, key: str | None = Non
         by_entity[waiting.entity].append(waiting)
     found: list[Gap] = []
     for name, keys in by_entity.items():
-        newest = _versions(control, name, [each.key for each in keys])
+        latest = control.table(physical(latest_of(name)))
+        query = f"SELECT key, version FROM {latest} WHERE key = ANY(%s)"
+        newest = dict(control.run(query, ([each.key for each in keys],)))
         views = tuple(sorted(row.name for row in control.versions(entity=name) if row.published))
         for each in keys:
             version = newest.get(each.key, 0)
@@ -69,21 +69,10 @@ def read_gaps(control: Control, entity: str | None = None, key: str | None = Non
 def read_edges(control: Control, gap: Gap) -> GapEdges:
     """Both sides of a gap; raises NoGap when it was filled meanwhile."""
     waiting = control.waiting_change(gap.entity, gap.key, gap.held_versions[0])
-    query = sql.SQL("SELECT version, state::text FROM {} WHERE key = %s").format(
-        _latest(control, gap.entity)
-    )
-    row = control.connection.execute(query, (gap.key,)).fetchone()
-    version, state = row or (0, None)
+    latest = control.table(physical(latest_of(gap.entity)))
+    query = f"SELECT version, state::text FROM {latest} WHERE key = %s"
+    version, state = control.run(query, (gap.key,)).fetchone() or (0, None)
     if waiting is None or version + 1 != gap.expected_version:
         raise NoGap(gap.entity, gap.key)
     after, generation, partition = waiting
     return GapEdges(state, after, generation, partition)
-
-
-def _versions(control: Control, entity: str, keys: list[str]) -> dict[str, int]:
-    query = sql.SQL("SELECT key, version FROM {} WHERE key = ANY(%s)")
-    return dict(control.connection.execute(query.format(_latest(control, entity)), (keys,)))
-
-
-def _latest(control: Control, entity: str) -> sql.Identifier:
-    return control.table(physical(latest_of(entity)))

@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import psycopg
 import pyarrow as pa
-from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.pipeline.spark.states import state_read
+from everstate.postgres import SharedSnapshot, shared_snapshot
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 from everstate.views.kinds import LatestPlan
 
 _ROWS_PER_TASK: Final = 100_000
@@ -34,8 +32,7 @@ _READ: Final = pa.schema(
 class LatestRows:
     """A snapshot of `latest`: how to read it, and the core's position in it."""
 
-    dsn: str
-    snapshot: str
+    snapshot: SharedSnapshot
     query: str
     rows: int
     vector: dict[int, int]
@@ -44,21 +41,12 @@ class LatestRows:
 @contextmanager
 def latest_snapshot(config: Config, entity: str) -> Iterator[LatestRows]:
     """Hold a snapshot of the views' database; tasks can read in it as long as the block lasts."""
-    dsn = config.views_dsn
-    with connect_views(dsn) as connection:
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        with connection.transaction():
-            control = Control(connection, config.views.schema_name)
-            table = control.table(LatestPlan.of(entity).table(1).name)
-            query = sql.SQL(
-                "SELECT key, version, partition, state::text FROM {} WHERE state IS NOT NULL"
-            ).format(table)
-            row = connection.execute("SELECT pg_export_snapshot()").fetchone()
-            assert row is not None
-            counted = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(table))
-            (rows,) = counted.fetchone() or (0,)
-            vector = control.core_vector(entity)
-            yield LatestRows(dsn, row[0], query.as_string(connection), rows, vector)
+    with shared_snapshot(config.views_dsn) as (connection, snapshot):
+        control = Control(connection, config.views.schema_name)
+        table = control.table(LatestPlan.of(entity).table(1).name)
+        query = f"SELECT key, version, partition, state::text FROM {table} WHERE state IS NOT NULL"
+        rows = control.value(f"SELECT count(*) FROM {table}")
+        yield LatestRows(snapshot, query, rows, control.core_vector(entity))
 
 
 def live_of(spark: SparkSession, entity_type: EntityType, found: LatestRows) -> DataFrame:
@@ -81,21 +69,11 @@ def live_of(spark: SparkSession, entity_type: EntityType, found: LatestRows) -> 
 
 
 def _read(found: LatestRows, bucket: int, buckets: int) -> Iterator[pa.RecordBatch]:
-    condition = sql.SQL(" AND ('x' || substr(md5(key), 1, 4))::bit(16)::int % {} = {}")
-    query = sql.SQL(found.query) + condition.format(sql.Literal(buckets), sql.Literal(bucket))
-    with (
-        connect_views(found.dsn) as connection,
-        connection.transaction(),
-    ):
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        connection.execute(
-            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(found.snapshot))
-        )
-        with connection.cursor(name="latest") as cursor:
-            cursor.execute(query)
-            while rows := cursor.fetchmany(_FETCHED):
-                columns: list[Any] = list(zip(*rows, strict=True))
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array(c, f.type) for c, f in zip(columns, _READ, strict=True)],
-                    schema=_READ,
-                )
+    condition = f"('x' || substr(md5(key), 1, 4))::bit(16)::int % {buckets} = {bucket}"
+    with found.snapshot.joined() as connection, connection.cursor(name="latest") as cursor:
+        cursor.execute(f"{found.query} AND {condition}".encode())
+        while rows := cursor.fetchmany(_FETCHED):
+            columns: list[Any] = list(zip(*rows, strict=True))
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(c, f.type) for c, f in zip(columns, _READ, strict=True)], schema=_READ
+            )

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from everstate.changes import EntityType
 from everstate.changes.derived import read_message
 from everstate.config import Config
-from everstate.errors import EverstateError
 from everstate.pipeline.batch.accepted import Places, accepted_changes, only_changes
 from everstate.pipeline.derive.reading import AcceptedChange
 from everstate.pipeline.spark.archived import read_archive
@@ -103,8 +102,6 @@ class TopicBuild:
                 for part in self._read(spark, *given):
                     if not self._put(part):
                         return
-        except EverstateError as error:
-            self._failure = error
         except Exception as error:  # part() raises it in the caller's thread
             self._failure = error
         self._put(None)

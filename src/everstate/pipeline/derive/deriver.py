@@ -8,7 +8,7 @@ version's topic, which names the next topic and the offset to continue at.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -89,6 +89,29 @@ class TopicKeeper(Worker):
         seen = next((row.version for row in rows if row.published), None)
         if published is not None and published != seen and published in {r.version for r in rows}:
             self._swap(control, seen, published)
+
+    def _opened(self) -> DerivedNote:
+        """Fence an earlier process; returns the topic's progress in the log."""
+        progress = self._publisher.open()
+        self._batch = 0 if progress is None else progress.batch
+        return DerivedNote() if progress is None else DerivedNote.read(progress.note)
+
+    def _barriers(
+        self,
+        seen: int | None,
+        version: int,
+        starts: Callable[[Sequence[str]], Ends],
+        known: Mapping[int, int] | None = None,
+    ) -> list[OutRecord]:
+        """Barriers that send readers to the start of the next topic; none for the first version.
+
+        ``known``: where in the changelog they go on; nothing where both topics have the same.
+        """
+        if seen is None:
+            return []
+        ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
+        barrier = Barrier(following, version, 0, turn=self._batch + 1)
+        return barriers(ended, barrier, _by_partition(starts([following])), known)
 
     def _publish(self, records: Sequence[OutRecord], note: DerivedNote) -> None:
         """Send records and progress in one transaction."""
@@ -181,27 +204,22 @@ class Deriver(TopicKeeper):
                         after.meanings[version] = rows[version].fingerprint
                     elif part:
                         records += self._records(control, version, part)
-                        control.set_progress(self.name, version, build.progress().note())
+                        control.record(self.name, version, progress=build.progress().note())
             if records or after != note:
                 self._publish(records, after)
                 self._mirror_all(control, rows, after)
             for version in after.versions.keys() & rows.keys():
                 if rows[version].error is not None and rows[version].status in (LIVE, BUILDING):
-                    control.set_error(self.name, version, None)
+                    control.record(self.name, version, error=None)
                 if rows[version].progress is not None:
-                    control.set_progress(self.name, version, None)
+                    control.record(self.name, version, progress=None)
             self._switch(control, rows, after)
         return len(records)
 
     def _open(self) -> DerivedNote:
-        """Fence an earlier process, and read the topic's progress from the log.
-
-        Raises the errors of :func:`check_source`.
-        """
+        """As :meth:`_opened`; raises the errors of :func:`check_source`."""
         self._drop()
-        progress = self._publisher.open()
-        self._batch = 0 if progress is None else progress.batch
-        note = DerivedNote() if progress is None else DerivedNote.read(progress.note)
+        note = self._opened()
         with self._database.connected() as control:
             vectors = list(note.versions.values())
             check_source(control, self._topics, self._offsets, self._declared, vectors)
@@ -250,7 +268,7 @@ class Deriver(TopicKeeper):
                     )
                 found.check(self._project.entities)
             except EverstateError as error:
-                control.set_error(row.name, row.version, error.message)
+                control.record(row.name, row.version, error=error.message)
                 return False
             self._known[row.version] = found
         return True
@@ -278,14 +296,14 @@ class Deriver(TopicKeeper):
         self._gate(row.version, vector)
 
     def _vector(self, control: Control) -> dict[int, int]:
-        """The vector to build to: by partition the lower offset of archive and core (V6)."""
+        """The vector to build to; raises DataLoss where the archive lacks changes."""
         core, archived = control.core_vector(self.entity), self._archived.of(self.entity)
         if archived.position and any(archived.begins.get(p, 0) > 0 for p in core):
             raise DataLoss(
                 f"the archive of {self.entity} lacks the first changes of the log.",
                 advice="Restore the archive; until then the published version stays.",
             )
-        return {p: min(offset, archived.position.get(p, 0)) for p, offset in core.items()}
+        return archived.vector(core)
 
     def _read(self, version: int, vector: Mapping[int, int]) -> None:
         name = f"everstate-derive-{self.name}"
@@ -357,20 +375,13 @@ class Deriver(TopicKeeper):
                 continue
             after = note.copied()
             after.published = version
-            # Both versions are at one position now, where the previous version ends.
-            self._publish(self._barriers(seen, version), after)
+            # Both versions are at one position now, where the previous version ends. Not the stable
+            # ends: a commit returns before its markers are written, and until then these stay
+            # before its records, which readers would get once more.
+            ending = self._barriers(seen, version, self._offsets.high_watermarks)
+            self._publish(ending, after)
             self._swap(control, seen, version)
             return
-
-    def _barriers(self, seen: int | None, version: int) -> list[OutRecord]:
-        if seen is None:
-            return []
-        ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
-        # Not the stable ends: a commit returns before its markers are written, and until then these
-        # stay before its records, which readers would get once more.
-        ends = self._offsets.high_watermarks([following])
-        barrier = Barrier(following, version, 0, turn=self._batch + 1)
-        return barriers(ended, barrier, _by_partition(ends))
 
     def _store_error(self, error: str) -> None:
         """Store in the registry why the topic is behind; `views list` shows it."""
@@ -378,7 +389,7 @@ class Deriver(TopicKeeper):
             with self._database.connected() as control:
                 for row in control.versions(self.name):
                     if row.status in (LIVE, BUILDING):
-                        control.set_error(self.name, row.version, error)
+                        control.record(self.name, row.version, error=error)
         except EverstateError as failure:
             logger.warning("derived topic %s: its error cannot be stored: %s", self.name, failure)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from psycopg import sql
-
 from everstate.changes.derived import Joined
 from everstate.views.control import Control
 from everstate.views.tables import covers, history_of
@@ -59,15 +57,15 @@ def entities_as_of(control: Control, entity: str, wanted: WantedStates) -> list[
     found: list[Joined | None] = [None] * len(wanted)
     if not asked:
         return found
-    query = sql.SQL(
+    query = (
         "SELECT asked.number, kept.version, kept.state::text "
         "FROM unnest(%s::int[], %s::text[], %s::timestamptz[]) AS asked(number, key, at) "
-        "LEFT JOIN LATERAL (SELECT version, state FROM {} AS past WHERE past.key = asked.key "
-        "AND past.as_of <= asked.at ORDER BY past.version DESC LIMIT 1) AS kept "
-        "ON true"
-    ).format(control.table(history_of(entity)))
+        f"LEFT JOIN LATERAL (SELECT version, state FROM {control.table(history_of(entity))} "
+        "AS past WHERE past.key = asked.key AND past.as_of <= asked.at "
+        "ORDER BY past.version DESC LIMIT 1) AS kept ON true"
+    )
     lists = [list(column) for column in zip(*asked, strict=True)]
-    for number, version, state in control.connection.execute(query, lists):
+    for number, version, state in control.run(query, lists):
         text = b"null" if state is None else state.encode()
         found[number] = Joined(version or 0, text, position)
     return found

@@ -19,8 +19,7 @@ from everstate.changes.derived import Derivation, derivation_of
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidConfig, PipelineError, Unavailable
 from everstate.log.client import spark_options, spark_sink_options
-from everstate.log.derived import Barrier, DerivedNote, barriers
-from everstate.log.record import OutRecord
+from everstate.log.derived import DerivedNote
 from everstate.pipeline.derive.declare import declare_topic
 from everstate.pipeline.derive.deriver import TopicKeeper
 from everstate.pipeline.derive.expressions import raw_records
@@ -83,17 +82,10 @@ class RawDeriver(TopicKeeper):
 
     def prepare(self) -> None:
         """Register the declared topic; the core must have been prepared."""
-        progress = self._publisher.open()
-        if progress is not None:
-            self._batch, self._note = progress.batch, DerivedNote.read(progress.note)
+        self._note = self._opened()
         with self._database.connected() as control:
-            self._tell_registry(control, self._published)
+            self._tell_registry(control, self._note.published)
             declare_topic(self._config, control, self._declared)
-
-    @property
-    def _published(self) -> int | None:
-        """The version that the log says readers read."""
-        return None if self._note is None else self._note.published
 
     def step(self) -> None:
         """Start wanted queries that do not run, stop others, and store each query's position.
@@ -137,37 +129,28 @@ class RawDeriver(TopicKeeper):
         if not query.isActive:
             self._queries.pop(row.version)
             reason = str(query.exception() or "it ended").splitlines()[0]
-            control.set_error(row.name, row.version, reason)
+            control.record(row.name, row.version, error=reason)
             raise PipelineError(f"raw topic {self.name}: {reason}")
         self._mirror(control, row, read_offsets(query, self._source))
         if row.error is not None:
-            control.set_error(row.name, row.version, None)
+            control.record(row.name, row.version, error=None)
 
     def _switch(self, control: Control, rows: Mapping[int, ViewVersion]) -> None:
         """Publish a version that has caught up with the published one; the first one at once."""
         for version, row in rows.items():
             if row.status != BUILDING:
                 continue
-            seen = self._published
+            seen = None if self._note is None else self._note.published
             before = {} if seen is None else control.vector(self.name, seen)
             mine = control.vector(self.name, version)
             if seen == version or (seen is not None and not covers(mine, before)):
                 continue
-            ending = [] if seen is None else self._barriers(seen, version, before)
+            # The batches that end at the barriers are complete, so the ended topic has all changes
+            # before them. It may have some of later ones, which readers get again.
+            ending = self._barriers(seen, version, self._offsets.beginnings, before)
             self._publish(ending, DerivedNote(published=version))
             self._swap(control, seen, version)
             return
-
-    def _barriers(self, seen: int, version: int, known: Mapping[int, int]) -> list[OutRecord]:
-        """Barriers that send readers to the next topic's start, to go on behind ``known``.
-
-        The batches that end there are complete, so the ended topic has all these changes. It may
-        have some of later ones, which readers get again.
-        """
-        ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
-        starts = {part: start for (_, part), start in self._offsets.beginnings([following]).items()}
-        barrier = Barrier(following, version, 0, turn=self._batch + 1)
-        return barriers(ended, barrier, starts, known)
 
 
 def start_query(

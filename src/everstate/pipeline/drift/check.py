@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final
 
 from prometheus_client import Counter, Gauge
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from everstate.changes import EntityType
-from everstate.changes.drift import Truth, What
+from everstate.changes.drift import Action, DriftedKey, DriftReport, Truth, What
 from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.log.positions import Offsets, Range
@@ -44,62 +43,7 @@ REPAIRED = Counter(
     "everstate_drift_repaired_entities", "Entities that were published again", ["entity", "how"]
 )
 
-Action = Literal["none", "republished", "rebuilt"]
-
 _DRIFT: Final = (What.MISSING, What.STALE, What.DIFFERENT, What.EXTRA)
-
-
-@dataclass(frozen=True, slots=True)
-class DriftedKey:
-    """One entity on which both sides disagree; a version is 0 where a side has no entity."""
-
-    key: str
-    what: str
-    why: str
-    stored_version: int
-    logged_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class DriftReport:
-    """What a comparison found, and what the repair did."""
-
-    entity: str
-    checked_at: datetime
-    stored: int
-    """Entities in the source of truth, deleted ones included."""
-    logged: int
-    """Entities in the log."""
-    ranges: int
-    different_ranges: int
-    missing: int
-    stale: int
-    different: int
-    extra: int
-    pending: int
-    """Changes that the source has yet to publish: lag, not drift."""
-    share: float
-    """Drifted entities as a fraction of all entities, 0 to 1."""
-    action: Action
-    repaired: int
-    """Drifted entities that were sent again, or got a new version."""
-    refused: int
-    """Drifted entities whose state in the source makes no change that readers would accept."""
-    sent_again: int
-    """Entities without drift that were sent again, because the whole entity type was."""
-    keys: tuple[DriftedKey, ...]
-    """The first drifted entities, by key; at most `drift.keys_max`."""
-    seconds: float
-
-    @property
-    def drifted(self) -> int:
-        """Entities on which both sides disagree."""
-        return self.missing + self.stale + self.different + self.extra
-
-    @property
-    def holds(self) -> bool:
-        """Whether no drifted entity is left to be repaired."""
-        return self.drifted == self.repaired if self.action != "none" else self.drifted == 0
 
 
 def check_drift(

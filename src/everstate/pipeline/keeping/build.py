@@ -14,11 +14,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
 from everstate.config import Config
-from everstate.errors import BuildGivenUp, DataLoss, EverstateError, PublishRefused, SparkLost
+from everstate.errors import (
+    BuildGivenUp,
+    DataLoss,
+    EverstateError,
+    InUse,
+    PublishRefused,
+    SparkLost,
+)
 from everstate.pipeline.batch.accepted import accepted_changes, only_changes
 from everstate.pipeline.batch.from_latest import LatestRows, latest_snapshot, live_of
 from everstate.pipeline.batch.rows import Accepted, LiveOnly, batch_rows
@@ -30,6 +36,7 @@ from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.functions import ship_functions
 from everstate.pipeline.spark.progress import Progress, watched
 from everstate.pipeline.spark.session import spark_errors
+from everstate.postgres import refusals
 from everstate.views.changing import drop_unused, forget_view
 from everstate.views.control import BUILDING, Control, ControlConnection, ViewVersion
 from everstate.views.kinds import ViewPlan
@@ -43,11 +50,6 @@ logger = logging.getLogger(__name__)
 _RETRY_S: Final = (5.0, 30.0, 300.0)
 _POOL: Final = "build"
 _CLEAN_S: Final = 60.0
-_IN_THE_WAY: Final = (
-    psycopg.errors.DependentObjectsStillExist,
-    psycopg.errors.LockNotAvailable,
-)
-"""What somebody else has made of a table, or does with it, until it can be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,7 @@ class Builder(ViewWorker):
             logger.error(
                 "view %s cannot be built, and is retried in %.0f s: %s", row.name, pause, error
             )
-            control.set_progress(row.name, row.version, None)
-            control.set_error(row.name, row.version, str(error))
+            control.record(row.name, row.version, progress=None, error=str(error))
             return None
         if built is not None:
             self._retries.forget(name)
@@ -129,16 +130,16 @@ class Builder(ViewWorker):
         tables = ViewTables(control)
         types = column_types(self._spark, entity_type, plan)
         with ExitStack() as until_loaded:
-            with control.connection.transaction():
+            with control.installing():
                 # Trimming ends before this lock, or keeps all that comes after this vector (V3).
-                control.lock_installing()
                 attempt = control.begin_build(row.name, row.version)
                 if attempt is None:
                     raise BuildGivenUp(row.name, row.version)
-                latest = None
-                if not self._archived.of(row.entity).is_whole:
+                archived, latest = self._archived.of(row.entity), None
+                vector = archived.vector(control.core_vector(row.entity))
+                if not archived.is_whole:
                     latest = until_loaded.enter_context(self._latest(plan))
-                vector = self._vector(control, row.entity) if latest is None else latest.vector
+                    vector = latest.vector
                 tables.install(plan, row.version, types)
                 tables.empty(row.name, row.version)
                 control.close_positions(row.name, row.version)
@@ -156,12 +157,6 @@ class Builder(ViewWorker):
         if not control.end_build(row.name, row.version, attempt, built):
             raise BuildGivenUp(row.name, row.version)
         return Built(row.name, row.version, changes, seconds)
-
-    def _vector(self, control: Control, entity: str) -> dict[int, int]:
-        """The vector to build to: by partition the lower offset of archive and core (V6)."""
-        core = control.core_vector(entity)
-        archived = self._archived.of(entity).position
-        return {p: min(offset, archived.get(p, 0)) for p, offset in core.items()}
 
     def _latest(self, plan: ViewPlan) -> AbstractContextManager[LatestRows]:
         """A snapshot of `latest`, for a view of live entities with an incomplete archive.
@@ -233,9 +228,9 @@ class Builder(ViewWorker):
         wanted |= {part.name for plan in self._project.views.values() for part in plan.parts}
         for name in {row.name for row in stored if row.is_part} - wanted:
             try:
-                with control.connection.transaction():
+                with refusals(), control.connection.transaction():
                     forget_view(control, name)
-            except (PublishRefused, *_IN_THE_WAY) as cause:
+            except (PublishRefused, InUse) as cause:
                 logger.info("%s is dropped later: %s", name, cause)
                 continue
             logger.info("%s was dropped, because no view is read from it any more", name)
@@ -254,7 +249,7 @@ class _StoredProgress:
         with self._database.connected() as control:
             if not control.is_attempt(name, version, self._attempt):
                 raise BuildGivenUp(name, version)
-            control.set_progress(name, version, seen.note())
+            control.record(name, version, progress=seen.note())
 
     def close(self) -> None:
         """Close the connection."""

@@ -63,14 +63,14 @@ class DeadLetterSender(Worker):
                 # In a new project this may run before the keeper, which also creates the tables.
                 control.install()
                 self._is_installed = True
-            rows = control.numbered()
-            if not rows:
-                rows = control.unnumbered(self._rows_max)
+            rows = control.unpublished(self._rows_max)
             if not rows:
                 self._rows_max = _BATCH_ROWS
                 return 0
             publisher = self._opened(control)
-            batch = rows[0].batch or self._number(control, rows)
+            # A table that was restored from a backup may be behind the log.
+            ids = [row.id for row in rows]
+            batch = rows[0].batch or control.number(ids, above=self._published)
             if batch > self._published:
                 note = f"{rows[0].id}-{rows[-1].id}".encode()
                 try:
@@ -99,12 +99,6 @@ class DeadLetterSender(Worker):
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
-
-    def _number(self, control: Control, rows: list[DeadChange]) -> int:
-        # A table that was restored from a backup may be behind the log.
-        last = max(self._published, control.last_batch())
-        control.number(last + 1, [row.id for row in rows])
-        return last + 1
 
     def _refused(
         self,

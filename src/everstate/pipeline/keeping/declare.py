@@ -6,44 +6,34 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import psycopg
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import InvalidView, PublishRefused
+from everstate.errors import InUse, InvalidView, PublishRefused, StatementRefused
 from everstate.pipeline.keeping.plan import column_types
-from everstate.views.changing import give_up
-from everstate.views.control import BUILDING, LIVE, RETIRED, WAITING, Control
+from everstate.views.changing import register_step, retire, steps_of
+from everstate.views.control import WAITING, Control
 from everstate.views.kinds import LatestPlan
 from everstate.views.models import note_model
 from everstate.views.project import Project
 from everstate.views.stores import (
     ViewTables,
     install_core,
-    is_of_a_view,
     point_core,
-    reason_of,
+    view_refusals,
 )
 from everstate.views.tables import latest_of
 from everstate.views.versions import (
     REFUSED,
     Step,
-    declared_elsewhere,
-    declared_views,
-    inputs_of,
     registered,
-    steps,
 )
 
 logger = logging.getLogger(__name__)
 
-_NOT_DECLARED: Final = "the app that was started last does not declare it"
 LATER: Final = "{} declares the views; this process updates them as they are declared there"
-ASKED: Final = (
-    "the meaning of its definition changed; `everstate views rebuild {}` builds the new version"
-)
 
 
 def declare(
@@ -63,7 +53,7 @@ def declare(
     also when a process of the earlier deployment is started again.
     """
     name = entity_type.name
-    plan = _steps(config, control, project, name)
+    plan = steps_of(config, control, project, name)
     analysed: dict[str, Mapping[str, pa.DataType] | InvalidView] = {}
     for step in plan:
         if step.declared is not None and step.what in ("new", "changed", "asked"):
@@ -71,8 +61,7 @@ def declare(
                 analysed[step.name] = column_types(spark, entity_type, step.declared)
             except InvalidView as refused:
                 analysed[step.name] = refused
-    with control.connection.transaction():
-        control.lock_installing()
+    with control.installing():
         _open_core(control, entity_type, partitions)
         vector = control.core_vector(name)
         begun = any(vector.values())
@@ -80,7 +69,7 @@ def declare(
         later = None if deployment is None else control.later_deployment(deployment, name)
         # Once per start, so that no restarted process undoes a later request of an operator.
         is_due = deployment is None or control.declares(deployment, name)
-        plan = _steps(config, control, project, name) if is_due and later is None else []
+        plan = steps_of(config, control, project, name) if is_due and later is None else []
         for step in plan:
             found = analysed.get(step.name, {})
             try:
@@ -108,14 +97,8 @@ def retire_left(control: Control, project: Project, deployment: int) -> None:
     Their rows stay, and readers see them.
     """
     for entity in control.left_entities(deployment, list(project.entities)):
-        for row in control.versions(entity=entity):
-            if row.name == latest_of(entity) or row.is_topic:
-                continue
-            if row.status in (BUILDING, WAITING):
-                give_up(control, row.name, row.version)
-            elif row.status == LIVE:
-                logger.warning("view %s is updated no more: %s left the app", row.name, entity)
-                control.set_status(row.name, row.version, RETIRED, _NOT_DECLARED)
+        rows = control.versions(entity=entity)
+        retire(control, [r for r in rows if r.name != latest_of(entity) and not r.is_topic])
 
 
 def show_core(control: Control, entity_type: EntityType) -> bool:
@@ -130,24 +113,20 @@ def show_core(control: Control, entity_type: EntityType) -> bool:
     said = None if why is None else f"the view {name} keeps its present columns: {why}"
     if said is not None:
         logger.warning("%s", said)
-    control.set_waits_for(latest_of(name), 1, said)
+    control.record(latest_of(name), 1, waits_for=said)
     return why is None
 
 
 def _refusal(control: Control, name: str, point: Callable[[], object]) -> str | None:
     """Point a name in a transaction of its own; returns why it stays as it is, if it does."""
     try:
-        with control.connection.transaction():
+        with view_refusals(), control.connection.transaction():
             point()
-    except PublishRefused as refused:
-        return refused.message
-    except psycopg.errors.LockNotAvailable:
+    except InUse:
         readers = ViewTables(control).holders(name)
         return f"{readers[0] if readers else 'a reader'} holds a lock on it"
-    except psycopg.Error as error:
-        if not is_of_a_view(error):
-            raise
-        return reason_of(error)
+    except (PublishRefused, StatementRefused) as refused:
+        return refused.message
     return None
 
 
@@ -158,23 +137,6 @@ def _refuse(control: Control, step: Step, refused: InvalidView) -> None:
     logger.error("%s", refused)
     control.add_version(
         registered(step.declared, step.version, status=WAITING, status_reason=reason)
-    )
-    control.set_status(step.name, step.version, WAITING, reason)
-
-
-def _steps(config: Config, control: Control, project: Project, entity: str) -> list[Step]:
-    placed = {(place.view, place.version) for place in control.positions(entity)}
-    stored = control.versions()
-    return steps(
-        entity,
-        declared_views(project, entity),
-        [row for row in stored if not row.is_topic],
-        standing=placed,
-        elsewhere=declared_elsewhere(project, entity),
-        numbers=control.numbers(),
-        used=inputs_of(stored),
-        on_change=config.views.on_change,
-        refused=project.refused_views,
     )
 
 
@@ -188,40 +150,17 @@ def _take(
 
     With ``beginning`` a new view needs no build: it rides with the core from the start.
     """
-    tables, plan = ViewTables(control), step.declared
-    for version in step.superseded:
-        give_up(control, step.name, version)
+    plan = step.declared
     if plan is None:
         if step.what == "refused":
             logger.error("view %s stays as it was, because its declaration was refused", step.name)
-        elif step.version and _status(control, step) == LIVE:
-            logger.warning(
-                "view %s is not declared any more, so it is not updated any more", step.name
-            )
-            control.set_status(step.name, step.version, RETIRED, _NOT_DECLARED)
-        return
-    control.end_undo(step.name, step.version, plan.fingerprint)
-    if step.what == "text":
-        control.set_definition(registered(plan, step.version))
-    elif step.what == "returns":
-        control.set_status(step.name, step.version, LIVE)
-    elif step.what == "goes back":
-        control.set_status(step.name, step.version, BUILDING)
-        if plan.inputs:
-            # Readers see it when its sums are computed again, and not as it was left.
-            control.set_built(step.name, step.version, None)
-    elif step.what == "asked":
-        asked = ASKED.format(step.name)
-        waiting = registered(plan, step.version, status=WAITING, status_reason=asked)
-        control.add_version(waiting)
-        control.set_status(step.name, step.version, WAITING, asked)  # one that is kept waits, too
-    elif step.what in ("new", "changed"):
-        control.add_version(registered(plan, step.version, status=BUILDING))
-        # An earlier start may have registered it as waiting.
-        control.set_status(step.name, step.version, BUILDING)
-        if plan.inputs:
-            # It is published when its inputs are, and when its own table is filled from them.
-            return
+        else:
+            gone = (step.version, *step.superseded)
+            rows = control.versions(step.name)
+            retire(control, [row for row in rows if row.version in gone])
+    # A view over others is published when they are, and its own table is filled from them.
+    elif register_step(control, step, plan) and not plan.inputs:
+        tables = ViewTables(control)
         tables.install(plan, step.version, types)
         if beginning is not None and step.published is None:
             place = (step.name, step.version, step.entity, plan.fingerprint)
@@ -231,12 +170,7 @@ def _take(
                 control.swap_published(step.name, None, step.version)
             else:  # it rides, and the trailer publishes it when that is possible
                 logger.warning("view %s is not published yet: %s", step.name, why)
-                control.set_built(step.name, step.version, {})
-                control.set_waits_for(step.name, step.version, f"not published: {why}")
+                waits_for = f"not published: {why}"
+                control.record(step.name, step.version, built={}, waits_for=waits_for)
         else:
             logger.info("view %s: version %d is being built", step.name, step.version)
-
-
-def _status(control: Control, step: Step) -> str:
-    rows = control.versions(step.name)
-    return next(row.status for row in rows if row.version == step.version)

@@ -17,7 +17,6 @@ from math import inf, isfinite
 from typing import Any, Final
 
 import orjson
-import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
 from everstate.config import Config
@@ -60,7 +59,7 @@ from everstate.pipeline.spark.source import fair_spans
 from everstate.views.control import LIVE, Control
 from everstate.views.models import check_models, model_changes
 from everstate.views.project import Project
-from everstate.views.stores import is_of_a_view, reason_of
+from everstate.views.stores import view_refusals
 from everstate.views.tables import Core, latest_of
 from everstate.views.versions import passed_by_all
 
@@ -183,9 +182,10 @@ class Keeper(ViewWorker):
             later, failed = None, dict[str, Exception]()
             for name in self._project.entities:
                 try:
-                    later = self._prepare_one(control, name) or later
-                except (EverstateError, psycopg.Error) as error:
-                    if not _is_of_one(error):
+                    with view_refusals():
+                        later = self._prepare_one(control, name) or later
+                except EverstateError as error:
+                    if error.retryable or isinstance(error, SparkLost):
                         raise
                     failed[name] = error
             self._stop_for_good(failed)
@@ -232,9 +232,8 @@ class Keeper(ViewWorker):
         if failed and not self._identities:
             raise next(iter(failed.values()))
         for name, error in failed.items():
-            reason = str(error) if isinstance(error, EverstateError) else reason_of(error)
-            self._stop(latest_of(name), reason, _NEVER)
-            note(f"view {latest_of(name)}", Part("waiting", time.time(), reason))
+            self._stop(latest_of(name), str(error), _NEVER)
+            note(f"view {latest_of(name)}", Part("waiting", time.time(), str(error)))
 
     def may_pass(self, error: EverstateError) -> bool:
         """Whether a step may succeed later, in the same Spark session."""
@@ -429,13 +428,13 @@ class Keeper(ViewWorker):
         again = f"waits and is retried in {pause:.0f} s" if isfinite(pause) else "stopped"
         logger.error("%s %s: %s", view, again, reason)
         with self._database.connected() as control:
-            control.set_error(view, 1, reason)
+            control.record(view, 1, error=reason)
 
     def _go_on(self, view: str, how: str) -> None:
         """Clear the error of a core that waited and moves again, or has no record to judge."""
         logger.info("%s %s", view, how)
         with self._database.connected() as control:
-            control.set_error(view, 1, None)
+            control.record(view, 1, error=None)
 
     def _show_cores(self, control: Control) -> None:
         """Let readers see `latest` in the columns of the models; again later where they wait."""
@@ -459,9 +458,8 @@ class Keeper(ViewWorker):
             except ArchiveError as error:
                 logger.warning("old exceptions of %s cannot be deleted now: %s", entity, error)
                 continue
-            with control.connection.transaction():
+            with control.installing():
                 # A version whose build begins meanwhile needs the exceptions after its vector.
-                control.lock_installing()
                 places = ({p.partition: p.next_offset} for p in control.positions(entity))
                 if below := passed_by_all(below, places):
                     control.trim(entity, 1, below)
@@ -485,11 +483,4 @@ def _lagging(view: KeptView) -> bool:
 
 def _lags(control: Control, view: str, version: int, reason: str) -> None:
     logger.error("view %s lags: %s", view, reason)
-    control.set_error(view, version, reason)
-
-
-def _is_of_one(error: EverstateError | psycopg.Error) -> bool:
-    """Whether an error at preparing an entity type belongs to it, so that others are kept."""
-    if isinstance(error, EverstateError):
-        return not error.retryable and not isinstance(error, SparkLost)
-    return is_of_a_view(error)
+    control.record(view, version, error=reason)

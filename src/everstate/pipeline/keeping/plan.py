@@ -63,11 +63,11 @@ def _selection(views: tuple[PlannedView, ...], _application: str, caught: bool) 
     for plan, table in views:
         mine = []
         for image in table.images:
-            worth = F.expr(plan.columns(image))
+            row = F.expr(plan.columns(image))
             if plan.rules.trigger is not None and image == "original":
                 # With a trigger each firing change is a fact: it adds, and subtracts nothing.
-                worth = F.when(F.lit(False), worth)
-            mine.append(worth.alias(planned_column(table, image)))
+                row = F.when(F.lit(False), row)
+            mine.append(row.alias(planned_column(table, image)))
         if table.has_rules:
             mine.append(treatment(plan).alias(rule_column(table)))
         if caught and mine:
@@ -94,10 +94,10 @@ def column_types(
     try:
         with spark_errors(f"view {plan.name}"):
             empty = spark.createDataFrame([], parsed_schema(entity_type))
-            worth = empty.select(F.expr(plan.columns(table.images[-1])).alias("row"))
-            if isinstance(worth.schema["row"].dataType, ArrayType):
-                worth = worth.select(F.explode("row").alias("row"))
-            made = worth.select("row.*")
+            rows = empty.select(F.expr(plan.columns(table.images[-1])).alias("row"))
+            if isinstance(rows.schema["row"].dataType, ArrayType):
+                rows = rows.select(F.explode("row").alias("row"))
+            made = rows.select("row.*")
             plan_of_rows = analysed(made)
             reason, rounded = changing(plan_of_rows), rounding(plan_of_rows)
             types = {f.name: to_arrow_type(f.dataType, timezone="UTC") for f in made.schema}

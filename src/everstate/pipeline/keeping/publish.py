@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
-import psycopg
-
 from everstate.changes import EntityType
-from everstate.errors import InvalidView
+from everstate.errors import InUse, InvalidView
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
 from everstate.views.publishing import InTheWay, stands_with_core
-from everstate.views.stores import ViewTables
+from everstate.views.stores import ViewTables, view_refusals
 from everstate.views.tables import latest_of
 
 logger = logging.getLogger(__name__)
+
+
+class _PublishedAnother(Exception):
+    """Another process published a version of the view first; nothing is changed."""
 
 
 class ViewPublisher:
@@ -51,15 +53,11 @@ class ViewPublisher:
 
     def caught_up(self, row: ViewVersion) -> str | None:
         """Record that a version caught up; returns a reader with an older snapshot, or none."""
-        older = self._control.older_snapshots(self._control.set_caught_up(row.name, row.version))
-        if not older:
-            return None
-        pid, application = older[0]
-        return f"{application} (process {pid})"
+        return self._control.caught_up(row.name, row.version)
 
     def fell_behind(self, row: ViewVersion) -> None:
         """Clear the record that a version caught up with the core, and what it waited for."""
-        self._control.clear_caught_up(row.name, row.version)
+        self._control.record(row.name, row.version, met_at=None, waits_for=None)
 
     def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int:
         """How many rows differ between the two versions; stored with the new version."""
@@ -73,7 +71,7 @@ class ViewPublisher:
 
     def set_waits_for(self, row: ViewVersion, waits_for: str) -> None:
         """Store why a version is not published."""
-        self._control.set_waits_for(row.name, row.version, waits_for)
+        self._control.record(row.name, row.version, waits_for=waits_for)
 
     def point(self, seen: ViewVersion | None, row: ViewVersion, plan: ViewPlan) -> bool:
         """Point the view's name to a version, in a short transaction that waits for no reader.
@@ -83,17 +81,18 @@ class ViewPublisher:
         """
         published = None if seen is None else seen.version
         try:
-            with self._control.connection.transaction() as done:
+            with view_refusals(), self._control.connection.transaction():
                 if not stands_with_core(self, row):
-                    raise psycopg.Rollback(done)
+                    return False
                 self._tables.point(plan, row.version)
                 if not self._control.swap_published(row.name, published, row.version):
-                    raise psycopg.Rollback(done)
+                    raise _PublishedAnother
                 return True
-        except psycopg.errors.LockNotAvailable as cause:
+        except _PublishedAnother:
+            return False
+        except InUse as cause:
             readers = self._tables.holders(row.name)
             raise InTheWay(readers[0] if readers else "a reader") from cause
-        return False
 
 
 def composed_waiting(
@@ -106,7 +105,7 @@ def composed_waiting(
         try:
             plan = plan_of(row, entity_types)
         except InvalidView as refused:
-            control.set_waits_for(row.name, row.version, refused.message)
+            control.record(row.name, row.version, waits_for=refused.message)
             continue
         # Only the sums of a join have a table of their own, which is filled first.
         if row.built is not None or plan.sums_kept is None:

@@ -11,16 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import psycopg
-
 from everstate.config import Config
-from everstate.errors import InvalidView
+from everstate.errors import InUse, InvalidView, StatementRefused
+from everstate.postgres import refusals
 from everstate.runtime.worker import Worker
 from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
-from everstate.views.stores import JoinTables, is_of_a_view, marking, reason_of, stop_marking
+from everstate.views.stores import JoinTables, marking, stop_marking, view_refusals
 from everstate.views.tables import physical
 
 logger = logging.getLogger(__name__)
@@ -77,10 +76,10 @@ class Refresher(Worker):
         resting = {physical(row.name, row.version): row for row in rows}
         for name in marking(connection, schema, resting):
             try:
-                with connection.transaction():
+                with refusals(), connection.transaction():
                     if control.mark_unrefreshed(resting[name].name, resting[name].version):
                         stop_marking(connection, schema, name)
-            except psycopg.errors.LockNotAvailable:
+            except InUse:
                 logger.info("the triggers of %s are dropped later: a side is locked", name)
 
     def _refresh(self, control: Control, row: ViewVersion, seen: Mapping[str, ViewVersion]) -> int:
@@ -89,24 +88,22 @@ class Refresher(Worker):
         try:
             plan = plan_of(row, self._project.entities, self._project.views)
         except InvalidView as refused:
-            control.set_error(row.name, row.version, refused.message)
+            control.record(row.name, row.version, error=refused.message)
             return 0
         if not isinstance(plan, JoinSumsPlan):
             return 0
         parts = [seen[name] for name in row.inputs]
         try:
-            done = self._in_one_snapshot(control, row, plan, parts)
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.SerializationFailure):
+            with view_refusals(), refusals():
+                done = self._in_one_snapshot(control, row, plan, parts)
+        except InUse:
             return 0  # another transaction committed first; the next step refreshes the view
-        except psycopg.Error as cause:
-            if not is_of_a_view(cause):
-                raise
-            reason = reason_of(cause)
-            logger.error("view %s cannot be refreshed: %s", row.name, reason)
-            control.set_error(row.name, row.version, reason)
+        except StatementRefused as refused:
+            logger.error("view %s cannot be refreshed: %s", row.name, refused)
+            control.record(row.name, row.version, error=refused.message)
             return 0
         if row.error is not None:
-            control.set_error(row.name, row.version, None)
+            control.record(row.name, row.version, error=None)
         return done
 
     def _in_one_snapshot(
@@ -121,8 +118,7 @@ class Refresher(Worker):
         if is_full:
             with connection.transaction():
                 tables.install()
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        try:
+        with control.snapshot():
             done = tables.refresh(is_full=is_full)
             positions = {
                 part.name: {str(p): at for p, at in control.vector(part.name, part.version).items()}
@@ -130,11 +126,7 @@ class Refresher(Worker):
             }
             if is_full or positions != built.get("positions"):
                 state = {"tables": names, "positions": positions}
-                control.set_built(row.name, row.version, state)
-            connection.execute("COMMIT")
-        finally:
-            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                connection.execute("ROLLBACK")
+                control.record(row.name, row.version, built=state)
         if done.is_full:
             logger.info("view %s: %d keys of the join were recomputed", row.name, done.keys)
         return done.keys

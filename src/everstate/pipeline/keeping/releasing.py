@@ -16,14 +16,13 @@ from collections.abc import Mapping
 from math import ceil, inf
 from typing import Final
 
-import psycopg
-
 from everstate.config import Config
+from everstate.errors import StatementRefused
 from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews, ViewWorker
 from everstate.views.control import Control
 from everstate.views.control.deferring import PART_CHANGES
 from everstate.views.project import Project
-from everstate.views.stores import is_of_a_view, reason_of, view_store
+from everstate.views.stores import view_refusals, view_store
 
 logger = logging.getLogger(__name__)
 
@@ -99,18 +98,17 @@ class Releaser(ViewWorker):
         if not self._retries.is_due(view.table.name):
             return 0
         try:
-            taken = self._take(views, view, here, passed)
-        except psycopg.Error as cause:
-            if not is_of_a_view(cause):
-                raise
+            with view_refusals():
+                taken = self._take(views, view, here, passed)
+        except StatementRefused as refused:
             pause = self._retries.failed(view.table.name, _PAUSES_S)
-            reason = f"{_REFUSED}{reason_of(cause)}"
+            reason = f"{_REFUSED}{refused}"
             logger.error("view %s: %s; next try in %.0f s", name, reason, pause)
-            control.set_error(name, version, reason)
+            control.record(name, version, error=reason)
             return 0
         self._retries.forget(view.table.name)
         if error is not None and error.startswith(_REFUSED):
-            control.set_error(name, version, None)
+            control.record(name, version, error=None)
         return taken
 
     def _take(

@@ -49,6 +49,10 @@ class Archived:
             return False
         return self.begins[partition] <= offset < self.position.get(partition, 0)
 
+    def vector(self, core: Mapping[int, int]) -> dict[int, int]:
+        """The vector to build to: by partition the lower offset of archive and core (V6)."""
+        return {p: min(offset, self.position.get(p, 0)) for p, offset in core.items()}
+
 
 class ArchivedOffsets:
     """Reads the positions of archives; their first offsets are read only once."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import psycopg
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
@@ -22,6 +21,7 @@ from everstate.errors import (
     LogIdentityChanged,
     PipelineError,
     SparkLost,
+    StatementRefused,
 )
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import Topics
@@ -48,7 +48,7 @@ from everstate.views.control import BUILDING, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.project import Project
 from everstate.views.publishing import InTheWay, publish
-from everstate.views.stores import is_of_a_view, reason_of
+from everstate.views.stores import view_refusals
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Trailer(ViewWorker):
                     if view not in behind:
                         self._go_on(control, view, "is at the core's position")
                         if view.row.progress is not None:  # another process let it catch up
-                            control.set_progress(view.row.name, view.row.version, None)
+                            control.record(view.row.name, view.row.version, progress=None)
                     if view.row.status == BUILDING:
                         self._publish(control, view.row, view.plan)
             for row, plan in composed_waiting(control, self._entities) if not self._failed else ():
@@ -141,18 +141,17 @@ class Trailer(ViewWorker):
         if not self._retries.is_due(name):
             return
         try:
-            publish(ViewPublisher(control), row, plan)
+            with view_refusals():
+                publish(ViewPublisher(control), row, plan)
         except InTheWay:
             self._retries.failed(name, _IN_THE_WAY_S)
-        except psycopg.Error as error:
-            if not is_of_a_view(error):
-                raise
+        except StatementRefused as refused:
             pause = self._retries.failed(name, _RETRY_S)
             logger.error(
-                "view %s is not published, and is retried in %.0f s: %s", row.name, pause, error
+                "view %s is not published, and is retried in %.0f s: %s", row.name, pause, refused
             )
-            waits_for = f"built; not published: {reason_of(error)}"
-            control.set_waits_for(row.name, row.version, waits_for)
+            waits_for = f"built; not published: {refused}"
+            control.record(row.name, row.version, waits_for=waits_for)
         else:
             self._retries.forget(name)
 
@@ -197,8 +196,7 @@ class Trailer(ViewWorker):
             pause = self._retries.failed(view.table.name, _RETRY_S)
             logger.error("view %s lags and is retried in %.0f s: %s", view.row.name, pause, failure)
             self._begun.pop(view.table.name, None)
-            control.set_progress(view.row.name, view.row.version, None)
-            control.set_error(view.row.name, view.row.version, failure)
+            control.record(view.row.name, view.row.version, progress=None, error=failure)
             return 0
         if passed:  # else another process moves it
             self._retries.forget(view.table.name)
@@ -210,13 +208,13 @@ class Trailer(ViewWorker):
         """Clear the error of a view whose position moves, or is the core's."""
         if view.row.error is not None:
             logger.info("view %s %s", view.row.name, how)
-            control.set_error(view.row.name, view.row.version, None)
+            control.record(view.row.name, view.row.version, error=None)
 
     def _report_foreign(self, control: Control, views: Iterable[ForeignVersion]) -> None:
         """Store why this app cannot keep a view, once it is clear that no other app keeps it."""
         for view in views:
             if self._stalled.seconds(view, time.monotonic()) >= _STILL_S:
-                control.set_error(view.row.name, view.row.version, view.why)
+                control.record(view.row.name, view.row.version, error=view.why)
 
     def _note_progress(
         self, control: Control, views: EntityViews, view: KeptView, passed: int
@@ -226,12 +224,12 @@ class Trailer(ViewWorker):
         left = sum(views.vector.values()) - mine
         if left <= 0:
             self._begun.pop(name, None)
-            control.set_progress(view.row.name, view.row.version, None)
+            control.record(view.row.name, view.row.version, progress=None)
             return
         begun, first = self._begun.setdefault(name, (time.monotonic(), mine - passed))
         seconds, done = time.monotonic() - begun, mine - first
         seen = progress("catching up", done / (done + left), seconds, done + left)
-        control.set_progress(view.row.name, view.row.version, seen.note())
+        control.record(view.row.name, view.row.version, progress=seen.note())
 
     def _apply(
         self, control: Control, views: EntityViews, view: KeptView, spans: Mapping[int, Range]
@@ -279,7 +277,7 @@ class Trailer(ViewWorker):
 
 
 def _may_meet(view: KeptView) -> bool:
-    """Whether the core waits for a view; a view that never rides meets it to be published.
+    """Whether the core waits for a view. One that never rides does so once, before it is published.
 
     No core waits for a view whose last try failed: it may fail again, and take its time for that.
     """

@@ -16,13 +16,12 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from psycopg import sql
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from everstate.pipeline.proof.row_texts import copied_as, fragments, joined, kept_fragments
 from everstate.pipeline.reports import DIFFERENCES_MAX, RowDifference
-from everstate.views.database import connect_views
+from everstate.postgres import SharedSnapshot
 
 _HASH_BYTES = 8
 _MODULUS = 1 << (8 * _HASH_BYTES)
@@ -59,8 +58,7 @@ class KeptRows:
     the md5 of its first column decides the bucket of a row, else all rows are in one bucket.
     """
 
-    dsn: str
-    snapshot: str
+    snapshot: SharedSnapshot
     query: str
     is_divided: bool
 
@@ -203,29 +201,15 @@ def _read_kept(
     kept: KeptRows, schema: pa.Schema, bucket: int, buckets: int
 ) -> Iterator[list[pa.Array]]:
     """Texts of the columns of the kept rows of a bucket, some thousand rows at a time."""
-    names = [sql.Identifier(f"c{place}") for place in range(len(schema))]
+    names = [f"c{place}" for place in range(len(schema))]
     columns = [copied_as(c, f.name, f.type) for c, f in zip(names, schema, strict=True)]
-    query = sql.SQL("SELECT {} FROM ({}) AS kept({})").format(
-        sql.SQL(", ").join(columns), sql.SQL(kept.query), sql.SQL(", ").join(names)
-    )
+    query = f"SELECT {', '.join(columns)} FROM ({kept.query}) AS kept({', '.join(names)})"
     if kept.is_divided:
-        condition = "('x' || substr(md5({}), 1, 4))::bit(16)::int % {} = {}"
-        query += sql.SQL(" WHERE ") + sql.SQL(condition).format(
-            names[0], sql.Literal(buckets), sql.Literal(bucket)
-        )
-    texts = pa.schema([(f"c{place}", pa.string()) for place in range(len(schema))])
-    with (
-        connect_views(kept.dsn) as connection,
-        connection.transaction(),
-        connection.cursor() as cursor,
-    ):
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        query += f" WHERE ('x' || substr(md5(c0), 1, 4))::bit(16)::int % {buckets} = {bucket}"
+    texts = pa.schema([(name, pa.string()) for name in names])
+    with kept.snapshot.joined() as connection, connection.cursor() as cursor:
         connection.execute("SET LOCAL DateStyle = ISO")
-        connection.execute(
-            sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(kept.snapshot))
-        )
-        copy = sql.SQL("COPY ({}) TO STDOUT (FORMAT csv)").format(query)
-        with cursor.copy(copy) as rows:
+        with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv)".encode()) as rows:
             for table in _tables(rows, texts):
                 yield [
                     kept_fragments(field.name, field.type, column.combine_chunks())

@@ -16,7 +16,6 @@ from uuid import UUID
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg import sql
 
 from everstate.changes.json_numbers import JsonNumber, decode, sorted_text
 from everstate.views.images import NEWEST, RAW, history_json, latest_json
@@ -75,13 +74,12 @@ def kept_fragments(name: str, kind: pa.DataType, copied: pa.Array) -> pa.Array:
     return _filled(_form_of(name, kind).copied(copied))
 
 
-def copied_as(column: sql.Composable, name: str, kind: pa.DataType) -> sql.Composed:
+def copied_as(column: str, name: str, kind: pa.DataType) -> str:
     """The SQL expression that copies a column in the form that `kept_fragments` reads."""
     if name in _OF_MESSAGES or not pa.types.is_timestamp(kind):
-        return sql.SQL("{}::text").format(column)
-    zoned = "{} AT TIME ZONE 'UTC'" if kind.tz is not None else "{}"
-    moment = sql.SQL(zoned).format(column)
-    return sql.SQL("to_char({}, {})").format(moment, sql.Literal(_MOMENT))
+        return f"{column}::text"
+    moment = f"{column} AT TIME ZONE 'UTC'" if kind.tz is not None else column
+    return f"to_char({moment}, '{_MOMENT}')"
 
 
 def joined(columns: Sequence[pa.Array]) -> list[str]:

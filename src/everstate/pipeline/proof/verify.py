@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-import psycopg
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,6 +22,7 @@ from everstate.errors import (
     InvalidView,
     PipelineError,
     SparkLost,
+    StatementRefused,
     UnknownView,
 )
 from everstate.log.extent import log_extent
@@ -47,9 +47,9 @@ from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.functions import ship_functions
 from everstate.pipeline.spark.progress import OnProgress, Progress, watched
 from everstate.pipeline.spark.session import spark_errors
-from everstate.views.control import Control, ViewVersion
+from everstate.postgres import Connection, SharedSnapshot, refusals, shared_snapshot
+from everstate.views.control import Control, ViewVersion, opened_control
 from everstate.views.control.deferring import deferred_offsets
-from everstate.views.database import connect_views
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.kind import identifiers
 from everstate.views.misfits import Misfit
@@ -86,13 +86,12 @@ def verify_views(
     """
     wanted = _wanted(project, names)
     ship_functions(project)
-    with connect_views(config.views_dsn) as connection:
-        Control(connection, config.views.schema_name).update()
+    with opened_control(config) as control:
+        control.update()
     reports: list[ViewReport] = []
-    with _connected(config) as connection, connection.transaction():
-        row = connection.execute("SELECT pg_export_snapshot()").fetchone()
-        assert row is not None
-        verifier = _Verifier(spark, config, project, connection, str(row[0]), on_progress)
+    named = "everstate views verify"
+    with shared_snapshot(config.views_dsn, application_name=named) as (connection, snapshot):
+        verifier = _Verifier(spark, config, project, connection, snapshot, on_progress)
         of_views = {name: e for name, e in wanted.items() if name not in project.derivations}
         for report in verifier.reports(of_views):
             reports.append(report)
@@ -100,8 +99,7 @@ def verify_views(
     for name in [name for name in wanted if name in project.derivations]:
         reports.append(verify_topic(spark, config, project, project.derivations[name]))
         on_report(reports[-1])
-    with _connected(config) as connection, connection.transaction():
-        control = Control(connection, config.views.schema_name)
+    with opened_control(config) as control, control.connection.transaction():
         for report in reports:
             if report.outcome != "not compared":
                 note = report.note()
@@ -130,15 +128,6 @@ def _wanted(project: Project, names: Iterable[str] | None) -> dict[str, str]:
     return {name: known[name] for name in listed}
 
 
-@contextmanager
-def _connected(config: Config) -> Iterator[psycopg.Connection[Any]]:
-    dsn = config.views_dsn
-    named = "everstate views verify"
-    with connect_views(dsn, application_name=named) as connection:
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        yield connection
-
-
 _Planned: TypeAlias = tuple[ViewVersion, ViewPlan]
 _Read: TypeAlias = tuple[str, str, tuple[tuple[tuple[int, int], int], ...]]
 """Label of its positions in the report, entity type, and position by generation and partition."""
@@ -152,8 +141,8 @@ class _Verifier:
         spark: SparkSession,
         config: Config,
         project: Project,
-        connection: psycopg.Connection[Any],
-        snapshot: str,
+        connection: Connection,
+        snapshot: SharedSnapshot,
         on_progress: OnProgress,
     ) -> None:
         self._spark, self._config, self._project = spark, config, project
@@ -271,7 +260,7 @@ class _Verifier:
     ) -> ViewReport:
         """The proof of a view; one that cannot be read or computed does not end those of others."""
         try:
-            with self._connection.transaction():
+            with refusals(), self._connection.transaction():
                 if plan.rules:
                     # Deferred changes of a throttled view are not in its table yet.
                     deferred = list(deferred_offsets(self._control, row.name, row.version))
@@ -286,8 +275,8 @@ class _Verifier:
             if isinstance(error, SparkLost):
                 raise
             reason = error.message
-        except (psycopg.DataError, psycopg.ProgrammingError) as error:
-            reason = f"its rows cannot be read: {str(error).splitlines()[0]}"
+        except StatementRefused as refused:
+            reason = f"its rows cannot be read: {refused.message}"
         not_compared = (*mine.not_compared, f"{row.name}: {reason}")
         return replace(mine, outcome="differs", not_compared=not_compared)
 
@@ -315,7 +304,7 @@ class _Verifier:
         query = ViewTables(self._control).kept(plan, version)
         return compare(
             rows,
-            KeptRows(self._config.views_dsn, self._snapshot, query, plan.is_divided),
+            KeptRows(self._snapshot, query, plan.is_divided),
             key_columns=len(plan.key),
             buckets=self._buckets(query) if plan.is_divided else 1,
         )

@@ -52,8 +52,7 @@ class Answers(Worker):
                 self._serve(control)
 
     def _serve(self, control: Control) -> None:
-        control.ask_again()  # requests that a former pipeline had taken and not answered
-        control.forget_requests(_KEPT_HOURS)
+        control.resume_requests(_KEPT_HOURS)
         while not self.stop.is_set():
             request = control.take_request()
             if request is None:

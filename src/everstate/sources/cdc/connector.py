@@ -96,14 +96,16 @@ class CaptureConnector:
         has_failed = state == "FAILED" or (state == "RUNNING" and task == "FAILED")
         return (self._safe(reason) or "the connector gave no reason") if has_failed else None
 
+    def runs(self) -> bool:
+        """Whether connector and task run; one request to Connect, raises Unavailable."""
+        return self._connector_states()[:2] == ("RUNNING", "RUNNING")
+
     def running_position(self) -> dict[str, Any]:
         """The stored source position; empty while connector or task does not run.
 
         Two requests to Connect; raises Unavailable.
         """
-        if self._connector_states()[:2] != ("RUNNING", "RUNNING"):
-            return {}
-        return self._connect.offset(self.names.connector)
+        return self._connect.offset(self.names.connector) if self.runs() else {}
 
     def restart_reading(self) -> None:
         """Restart all tasks of the connector; it resumes at its stored position, snapshots too."""

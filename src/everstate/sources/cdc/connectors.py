@@ -34,7 +34,7 @@ _OPTIONS = "driver.options"
 _TABLES = "table.include.list"
 _LEFT_OUT = "everstate.left.out"
 """Setting of a connector that Debezium ignores: the tables that it does not read, and why."""
-_SESSION = (
+SESSION = (
     "-c bytea_output=hex -c intervalstyle=postgres -c datestyle=ISO -c extra_float_digits=3 "
     "-c lc_monetary=C -c row_security=off"
 )
@@ -90,6 +90,8 @@ class SourceColumn:
     """Why a connector fails at its table, whatever is left out; ``None``: it does not."""
     fails: bool = False
     """A connector that does not leave it out fails at its values."""
+    kind: str = ""
+    """Its type as ``printed`` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def _session(capture: Capture) -> dict[str, str]:
     """Options of the connector's sessions: ours come last, and the last one of a name holds."""
     if capture.kind != "postgresql":
         return {}
-    return {_OPTIONS: f"{capture.settings.get(_OPTIONS, '')} {_SESSION}".strip()}
+    return {_OPTIONS: f"{capture.settings.get(_OPTIONS, '')} {SESSION}".strip()}
 
 
 def _keys(peculiar: Peculiarities) -> dict[str, str]:

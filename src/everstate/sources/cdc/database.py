@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ from everstate.declarations.captures import Capture
 from everstate.errors import CaptureFailed, EverstateError, InvalidCapture, Unavailable
 from everstate.findings import Finding as Finding
 from everstate.findings import FindingOutcome as FindingOutcome
-from everstate.sources.cdc.connectors import Address, OwnTables, TableShape
+from everstate.sources.cdc.connectors import Address, OwnTables, SourceColumn, TableShape
 from everstate.sources.cdc.halted import collection_name
 from everstate.sources.cdc.names import CaptureNames
 
@@ -31,6 +31,7 @@ PARTITION: Final = "."
 """In the id of a part of a table that is not the table itself."""
 REBUILT: Final = "table "
 """Before the id of a table that gets another one when it is only built anew."""
+PrintedRows = Iterator[Sequence[str | bytes | None]]
 Key = Mapping[str, Any] | Sequence[str]
 """Values of a row's key, by column or in the key's order."""
 
@@ -176,6 +177,21 @@ class CapturedDatabase(ABC):
 
         ``settings``: those of its connector, or those that the declaration gives it.
         """
+
+    @abstractmethod
+    def printed_rows(self, table: str, columns: Sequence[SourceColumn]) -> PrintedRows:
+        """All rows of a table at one moment, each value as the server prints it (``printed``).
+
+        One query without locks, whose rows are not all in memory at once.
+        """
+
+    @abstractmethod
+    def log_place(self) -> Any:
+        """A place in its log behind all that a query saw which has ended; for has_passed."""
+
+    @abstractmethod
+    def has_passed(self, offset: Mapping[str, Any], place: Any) -> bool:
+        """Whether a connector with this position (:meth:`standing`) sent all before that place."""
 
     @abstractmethod
     def table_states(self) -> tuple[int, Mapping[str, TableState]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -25,9 +25,11 @@ from everstate.sources.cdc.database import (
     CapturedDatabase,
     ConnectorStanding,
     InexactColumn,
+    PrintedRows,
     SetupStep,
     TableState,
     from_raw,
+    quoted_name,
 )
 from everstate.sources.cdc.inexact import inexact_in_mariadb, inexact_in_outbox
 from everstate.sources.cdc.mariadb_checks import (
@@ -63,7 +65,8 @@ _UNITS: Final[Mapping[str, ColumnUnit]] = {
     **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "year"), "numbers"),
 }
 _COLUMNS: Final = """\
-SELECT column_name AS name, data_type AS type FROM information_schema.columns
+SELECT column_name AS name, IF(column_type = 'bit(1)', column_type, data_type) AS type
+FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
 _TABLE_IDS: Final = """\
 SELECT name, table_id AS id,
@@ -203,6 +206,32 @@ class MariaDatabase(CapturedDatabase):
                 if columns:
                     found[table] = TableShape(columns, key, bool(self._primary_key(table)))
         return found
+
+    def printed_rows(self, table: str, columns: Sequence[SourceColumn]) -> PrintedRows:
+        """Without converters the driver gives the text that the server sends, or bytes."""
+        listed = ", ".join(quoted_name(each.name, SIGN) for each in columns)
+        cursors = _driver(self._capture).cursors
+        with (
+            self._translated(f"reading {table}"),
+            closing(self._connection.cursor(cursors.SSCursor)) as cursor,
+        ):
+            cursor.execute("SET time_zone = '+00:00'")
+            converters, self._connection.decoders = self._connection.decoders, {}
+            try:
+                cursor.execute(f"SELECT {listed} FROM {self._quoted(table)}")
+            finally:
+                self._connection.decoders = converters
+            yield from cursor
+
+    def log_place(self) -> tuple[int, int] | None:
+        """Number of a file of the binlog, and a position in it."""
+        file, _, position = self.log_end().rpartition(":")
+        return _place({"file": file, "pos": position})
+
+    def has_passed(self, offset: Mapping[str, Any], place: Any) -> bool:
+        """A stored position is the beginning of what is read next, or is read again."""
+        at = _place(offset)
+        return at is not None and at >= place
 
     def changed_s(self, tables: Collection[str]) -> dict[str, float]:
         """When definition or name of each of these tables changed, in seconds since 1970.
@@ -424,7 +453,8 @@ def source_column(name: str, kind: str) -> SourceColumn:
     stops = None
     if kind in _UNREADABLE:
         stops = f"Debezium cannot read a table with a column of type {kind}"
-    return SourceColumn(name, _UNTOLD.get(kind), numbers=_UNITS.get(kind), stops=stops)
+    units = _UNITS.get(kind)
+    return SourceColumn(name, _UNTOLD.get(kind), numbers=units, stops=stops, kind=kind)
 
 
 def _number(file: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Literal
@@ -16,8 +17,10 @@ from everstate.declarations.captures import Capture
 from everstate.errors import InvalidCapture
 from everstate.sources.cdc.connectors import (
     POSTGRES_SCHEMA,
+    SESSION,
     Address,
     OwnTables,
+    SourceColumn,
     TableShape,
 )
 from everstate.sources.cdc.database import (
@@ -25,9 +28,11 @@ from everstate.sources.cdc.database import (
     ConnectorStanding,
     InexactColumn,
     Key,
+    PrintedRows,
     SetupStep,
     TableState,
     from_raw,
+    quoted_name,
 )
 from everstate.sources.cdc.inexact import inexact_in_postgres
 from everstate.sources.cdc.names import CaptureNames
@@ -166,6 +171,27 @@ class PostgresDatabase(CapturedDatabase):
         """Columns that the log or the publication leave out are looked up, and each type."""
         with self._translated("reading the columns"):
             return shapes(self._rows, self._capture, self._names.identifier, settings)
+
+    def printed_rows(self, table: str, columns: Sequence[SourceColumn]) -> PrintedRows:
+        """By COPY, with the settings of a connector's sessions."""
+        named = [(quoted_name(each.name), each.kind.endswith("[]")) for each in columns]
+        listed = ", ".join(f"to_json({name})" if is_array else name for name, is_array in named)
+        query = f"COPY (SELECT {listed} FROM {self._quoted(table)}) TO STDOUT"
+        with self._translated(f"reading {table}"):
+            for name, value in re.findall(r"(\w+)=(\w+)", f"{SESSION} timezone=UTC"):
+                self._rows("SELECT set_config(%s, %s, false)", name, value)
+            with self._connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
+                yield from copy.rows()
+
+    def log_place(self) -> int:
+        """A place in the log that is not yet written."""
+        with self._translated("asking where the log ends"):
+            (row,) = self._rows("SELECT (pg_current_wal_insert_lsn() - '0/0')::text AS place")
+        return int(row["place"])
+
+    def has_passed(self, offset: Mapping[str, Any], place: Any) -> bool:
+        """Transactions are read in the order in which they were committed."""
+        return int(offset.get("lsn") or 0) >= int(place)
 
     def table_states(self) -> tuple[int, Mapping[str, TableState]]:
         """Columns by number, and files of tables and partitions by oid."""

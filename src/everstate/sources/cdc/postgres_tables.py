@@ -232,6 +232,7 @@ def shapes(
                 sql=statements,
                 numbers=kind.numbers,
                 fails=kind.fails,
+                kind=kind.form,
                 **facts,
             )
         )

@@ -86,6 +86,12 @@ class ColumnType:
         return self.is_array and self.name == "bit"
 
     @property
+    def form(self) -> str:
+        """Its name as ``SourceColumn.kind`` has it; that of an enum is ``enum``."""
+        name = "bit(1)" if (self.name, self.size) == ("bit", 1) else self.name
+        return f"{'enum' if self.kind == 'e' else name}{'[]' if self.is_array else ''}"
+
+    @property
     def numbers(self) -> ColumnUnit | None:
         """What its whole numbers in the raw log are; of an array, those of its elements."""
         return _NUMBERS.get(self.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from everstate.views.control.schema import Schema
@@ -45,25 +45,23 @@ class DeadLetterTable(Schema):
         found: UUID = self.value("SELECT views_id FROM {identity}")
         return found
 
-    def numbered(self) -> list[DeadChange]:
-        """All dead changes of the oldest numbered batch that is not known to be published."""
-        return self._read_dead(
-            "batch = (SELECT min(batch) FROM {dead} WHERE published_at IS NULL) "
-            "AND published_at IS NULL ORDER BY id",
-        )
+    def unpublished(self, limit: int) -> list[DeadChange]:
+        """All dead changes of the oldest numbered batch that is not known to be published.
 
-    def unnumbered(self, limit: int) -> list[DeadChange]:
-        """Dead changes that belong to no batch yet, oldest first."""
-        condition = "batch IS NULL AND published_at IS NULL ORDER BY id LIMIT %s"
-        return self._read_dead(condition, limit)
+        Where there is none: at most ``limit`` that belong to no batch yet, oldest first.
+        """
+        numbered = "batch = (SELECT min(batch) FROM {dead} WHERE published_at IS NULL)"
+        return self._read_dead(numbered) or self._read_dead("batch IS NULL", limit)
 
-    def last_batch(self) -> int:
-        """Highest batch number that was assigned, 0 before the first."""
-        return int(self.value("SELECT coalesce(max(batch), 0) FROM {dead}"))
+    def number(self, ids: Sequence[int], above: int) -> int:
+        """Put dead changes into a batch, before it is published; returns its number.
 
-    def number(self, batch: int, ids: Sequence[int]) -> None:
-        """Put dead changes into a numbered batch, before it is published."""
+        It is above every number in the table, and above the one given.
+        """
+        query = "SELECT 1 + greatest(%s, max(batch)) FROM {dead}"
+        batch: int = self.value(query, (above,))
         self.run("UPDATE {dead} SET batch = %s WHERE id = ANY(%s)", (batch, list(ids)))
+        return batch
 
     def dissolve(self, batch: int) -> None:
         """Dissolve a batch that the log refused; its changes have no number again."""
@@ -83,9 +81,16 @@ class DeadLetterTable(Schema):
             (reason, dead),
         )
 
-    def _read_dead(self, condition: str, *parameters: Any) -> list[DeadChange]:
+    def _read_dead(self, condition: str, limit: int | None = None) -> list[DeadChange]:
         found = []
-        for row in self.run("SELECT " + _COLUMNS + " FROM {dead} WHERE " + condition, parameters):
+        for row in self.run(
+            "SELECT "
+            + _COLUMNS
+            + " FROM {dead} WHERE published_at IS NULL AND "
+            + condition
+            + " ORDER BY id LIMIT %s",
+            (limit,),
+        ):
             place, names, values, batch = row[:9], row[9], row[10], row[11]
             headers = tuple(zip(names, values, strict=True))
             found.append(DeadChange(*(*place, headers, batch)))

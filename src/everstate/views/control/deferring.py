@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from everstate.postgres import Connection
 from everstate.views.batch import Batch
-from everstate.views.control.deferred import DeferredChanges
 from everstate.views.control.schema import Schema
 from everstate.views.control.verdicts import unpacked
 from everstate.views.gate import Bools, Keys
@@ -123,12 +122,18 @@ class Deferred(Schema):
 
 
 def deferred_offsets(
-    control: DeferredChanges, view: str, version: int
+    control: Schema, view: str, version: int
 ) -> Iterator[tuple[int, int, list[int]]]:
     """Generation, partition and offsets of each deferred part; call it in a transaction."""
-    for generation, partition, rows in control.deferred_rows(view, version):
-        with pa.ipc.open_stream(rows, options=_OFFSETS) as reader:
-            yield generation, partition, reader.read_all()["offset"].to_pylist()
+    query = control.statement(
+        "SELECT generation, partition, rows FROM {deferred} WHERE view = %s AND version = %s "
+        "ORDER BY id"
+    )
+    with control.connection.cursor(name="deferred_rows") as cursor:
+        cursor.itersize = 20  # the server sends a few parts at a time
+        for generation, partition, rows in cursor.execute(query, (view, version)):
+            with pa.ipc.open_stream(rows, options=_OFFSETS) as reader:
+                yield generation, partition, reader.read_all()["offset"].to_pylist()
 
 
 def _first(changes: pa.Table) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -79,17 +79,6 @@ class Notes(Schema):
         for partition, what, first, second in self.run(_JUDGED, parameters):
             found.setdefault(partition, defaultdict(list))[what].append((first, second))
         return {partition: _judged(notes) for partition, notes in found.items()}
-
-    def dead_among(
-        self, entity: str, generation: int, partition: int, offsets: Sequence[int]
-    ) -> set[int]:
-        """Which of these offsets have a record that could not be read or applied."""
-        rows = self.run(
-            'SELECT "offset" FROM {dead} WHERE entity = %s AND generation = %s AND partition = %s '
-            'AND "offset" = ANY(%s)',
-            (entity, generation, partition, list(offsets)),
-        )
-        return {offset for (offset,) in rows}
 
 
 def _judged(notes: Mapping[str, list[tuple[int, int]]]) -> Judged:

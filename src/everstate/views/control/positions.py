@@ -66,31 +66,54 @@ class Positions(Schema):
         )
         return dict(rows.fetchall())
 
-    def core_vector(self, entity: str, generation: int = 1) -> dict[int, int]:
+    def core_vector(self, entity: str) -> dict[int, int]:
         """Positions of the core of an entity type."""
-        return self.vector(latest_of(entity), 1, generation)
+        return self.vector(latest_of(entity), 1)
 
-    def open_core(self, entity: str, partitions: Sequence[int], generation: int = 1) -> None:
-        """Create positions and counters of a core where they are missing."""
-        self.open_positions(
-            latest_of(entity), 1, entity, CORE_FINGERPRINT, dict.fromkeys(partitions, 0), generation
+    def accepted(self, entity: str, key: str) -> tuple[int, int, int, int] | None:
+        """The version of a key that the core has accepted; ``None``: it has accepted none.
+
+        With its generation and partition, and the core's position there, read in one statement.
+        """
+        row: tuple[int, int, int, int] | None = self.run(
+            "SELECT latest.version, place.generation, place.partition, place.next_offset "
+            f"FROM {self.table(latest_of(entity))} AS latest "
+            "JOIN {position} AS place USING (generation, partition) "
+            "WHERE latest.key = %s AND place.view = %s",
+            (key, latest_of(entity)),
+        ).fetchone()
+        return row
+
+    def dead_among(
+        self, entity: str, generation: int, partition: int, offsets: Sequence[int]
+    ) -> set[int]:
+        """Which of these offsets have a record that could not be read or applied."""
+        rows = self.run(
+            'SELECT "offset" FROM {dead} WHERE entity = %s AND generation = %s AND partition = %s '
+            'AND "offset" = ANY(%s)',
+            (entity, generation, partition, list(offsets)),
         )
+        return {offset for (offset,) in rows}
+
+    def open_core(self, entity: str, partitions: Sequence[int]) -> None:
+        """Create positions and counters of a core where they are missing."""
+        place = (latest_of(entity), 1, entity, CORE_FINGERPRINT)
+        self.open_positions(*place, dict.fromkeys(partitions, 0))
         self.run_each(
-            "INSERT INTO {counters} (entity, generation, partition) VALUES (%s, %s, %s) "
+            "INSERT INTO {counters} (entity, generation, partition) VALUES (%s, 1, %s) "
             "ON CONFLICT DO NOTHING",
-            [(entity, generation, partition) for partition in partitions],
+            [(entity, partition) for partition in partitions],
         )
 
     def open_positions(
-        self, view: str, version: int, entity: str, fingerprint: str, vector: Vector,
-        generation: int = 1,
-    ) -> None:  # fmt: skip
+        self, view: str, version: int, entity: str, fingerprint: str, vector: Vector
+    ) -> None:
         """Create positions of a version of a view; existing ones stay."""
         self.run_each(
             "INSERT INTO {position} (view, version, entity, generation, partition, next_offset, "
-            "fingerprint) VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            "fingerprint) VALUES (%s, %s, %s, 1, %s, %s, %s) ON CONFLICT DO NOTHING",
             [
-                (view, version, entity, generation, partition, offset, fingerprint)
+                (view, version, entity, partition, offset, fingerprint)
                 for partition, offset in vector.items()
             ],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -103,6 +103,19 @@ def reasons_text(*reasons: str | None) -> str | None:
     return "; ".join(each for each in reasons if each is not None) or None
 
 
+class VersionFacts(TypedDict, total=False):
+    """Facts of a version that change by themselves; see `ViewVersion`."""
+
+    error: str | None
+    waits_for: str | None
+    progress: Mapping[str, Any] | None
+    built: Mapping[str, Any] | None
+    options: Mapping[str, Any]
+    undone: str
+    met_at: None
+    """That it caught up with the core; see :meth:`Registry.caught_up`."""
+
+
 class Registry(Schema):
     """The table of versions."""
 
@@ -125,7 +138,7 @@ class Registry(Schema):
         return {name for (name,) in rows}
 
     def add_version(self, row: ViewVersion) -> None:
-        """Register a version of a view; an existing one is not changed."""
+        """Register a version of a view; one that is registered gets the status and its reason."""
         self.run(
             "INSERT INTO {view_number} AS known (name, version) VALUES (%s, %s) "
             "ON CONFLICT (name) "
@@ -142,6 +155,7 @@ class Registry(Schema):
                 *(_stored(row.built), row.published),
             ),
         )
+        self.set_status(row.name, row.version, row.status, row.status_reason)
 
     def numbers(self) -> dict[str, int]:
         """The highest version of each name, also of versions and views that were dropped.
@@ -163,29 +177,17 @@ class Registry(Schema):
             (status, reason, name, version, status, reason),
         )
 
-    def set_error(self, name: str, version: int, error: str | None) -> None:
-        """Store why a version's position could not be moved; ``None``: it moves again."""
-        self._set(name, version, "error", error, ", changed_at = now()")
-
-    def set_waits_for(self, name: str, version: int, waits_for: str | None) -> None:
-        """Store why a version is not published yet, or a name keeps its former columns."""
-        self._set(name, version, "waits_for", waits_for, ", changed_at = now()")
-
-    def set_undone(self, name: str, version: int, fingerprint: str) -> None:
-        """Record from which meaning an operator goes back to a version."""
-        self._set(name, version, "undone", fingerprint)
-
-    def set_progress(self, name: str, version: int, progress: Mapping[str, Any] | None) -> None:
-        """Store the progress of a version; ``None``: it has caught up."""
-        self._set(name, version, "progress", _stored(progress))
-
-    def set_built(self, name: str, version: int, built: Mapping[str, Any] | None) -> None:
-        """Store the result of a build; ``None``: the version is to be built."""
-        self._set(name, version, "built", _stored(built))
-
-    def set_options(self, name: str, version: int, options: Mapping[str, Any]) -> None:
-        """Store the options of publishing a version."""
-        self._set(name, version, "options", _stored(options))
+    def record(self, name: str, version: int, **facts: Unpack[VersionFacts]) -> None:
+        """Store facts of a version, in one statement; what is stored already is not written."""
+        values = [_stored(v) if isinstance(v, Mapping) else v for v in facts.values()]
+        changed = [f"{column} = %s" for column in facts]
+        if not facts.keys().isdisjoint(("error", "waits_for")):
+            changed.append("changed_at = now()")
+        self.run(
+            f"UPDATE {{view}} SET {', '.join(changed)} WHERE name = %s AND version = %s "
+            f"AND ({', '.join(facts)}) IS DISTINCT FROM ({', '.join(['%s'] * len(facts))})",
+            (*values, name, version, *values),
+        )
 
     def set_verified(self, name: str, version: int, report: Mapping[str, Any]) -> None:
         """Store the outcome of a proof, with the database's time."""
@@ -194,28 +196,16 @@ class Registry(Schema):
             (_stored(report), name, version),
         )
 
-    def _set(self, name: str, version: int, column: str, value: Any, more: str = "") -> None:
-        """Store a value of a version, unless it is stored already."""
-        self.run(
-            f"UPDATE {{view}} SET {column} = %s{more} "
-            f"WHERE name = %s AND version = %s AND {column} IS DISTINCT FROM %s",
-            (value, name, version, value),
-        )
+    def declared(self, row: ViewVersion) -> None:
+        """Store the text with which an app declares a version, and end an undo that led to it.
 
-    def set_definition(self, row: ViewVersion) -> None:
-        """Store another text of a definition with the same meaning."""
-        meaning = (row.kind, Jsonb(dict(row.definition)), list(row.fields))
+        Nothing where the version has another meaning.
+        """
+        text = (row.kind, Jsonb(dict(row.definition)), list(row.fields))
         self.run(
-            "UPDATE {view} SET kind = %s, definition = %s, fields = %s "
-            "WHERE name = %s AND version = %s",
-            (*meaning, row.name, row.version),
-        )
-
-    def end_undo(self, name: str, version: int, fingerprint: str) -> None:
-        """Forget from which meaning an operator went back, once an app declares the version."""
-        self.run(
-            "UPDATE {view} SET undone = NULL WHERE name = %s AND version = %s AND fingerprint = %s",
-            (name, version, fingerprint),
+            "UPDATE {view} SET kind = %s, definition = %s, fields = %s, undone = NULL "
+            "WHERE name = %s AND version = %s AND fingerprint = %s",
+            (*text, row.name, row.version, row.fingerprint),
         )
 
     def begin_build(self, name: str, version: int) -> UUID | None:
@@ -269,35 +259,26 @@ class Registry(Schema):
         )
         return done.rowcount == 1
 
-    def set_caught_up(self, name: str, version: int) -> str:
-        """Record once when a version caught up; returns the transaction id of that time."""
-        met_at: str = self.value(
+    def caught_up(self, name: str, version: int) -> str | None:
+        """Record once when a version caught up; returns a reader with an older snapshot, or none.
+
+        Once the name points to the new version, that reader would see an empty table under it
+        (V13).
+        """
+        met_at = self.value(
             "UPDATE {view} SET met_at = coalesce(met_at, pg_current_xact_id()) "
             "WHERE name = %s AND version = %s RETURNING met_at::text",
             (name, version),
         )
-        return met_at
-
-    def clear_caught_up(self, name: str, version: int) -> None:
-        """Clear the record that a version caught up with the core, and what it waited for."""
-        self.run(
-            "UPDATE {view} SET met_at = NULL, waits_for = NULL WHERE name = %s AND version = %s "
-            "AND (met_at IS NOT NULL OR waits_for IS NOT NULL)",
-            (name, version),
-        )
-
-    def older_snapshots(self, met_at: str) -> list[tuple[int, str]]:
-        """Process and application of readers whose snapshot is older than a transaction (V13).
-
-        Once the name points to the new version, they would read an empty table under it.
-        """
-        query = (
-            "SELECT pid, coalesce(nullif(application_name, ''), usename, '?') "
+        reader: str | None = self.value(
+            "SELECT format('%%s (process %%s)', "
+            "coalesce(nullif(application_name, ''), usename, '?'), pid) "
             "FROM pg_stat_activity WHERE datname = current_database() "
             "AND pid <> pg_backend_pid() AND backend_xmin IS NOT NULL "
-            "AND age(backend_xmin) > age(%s::xid8::xid) ORDER BY xact_start"
+            "AND age(backend_xmin) > age(%s::xid8::xid) ORDER BY xact_start LIMIT 1",
+            (met_at,),
         )
-        return self.run(query, (met_at,)).fetchall()
+        return reader
 
     def swap_published(self, name: str, old: int | None, new: int) -> bool:
         """Compare and swap the published version; returns whether it was ``old``."""
@@ -396,17 +377,17 @@ class Registry(Schema):
         )
         return done.rowcount == 1
 
-    def unchanged_for(self, status: str, hours: float) -> list[ViewVersion]:
-        """Versions that have had a status for more than so many hours.
+    def unused(self, hours: float) -> list[ViewVersion]:
+        """Versions that were replaced, or not declared any more, more than so many hours ago.
 
         A version from which an operator went back is left out: the app still declares it.
         """
         rows = self.run(
-            "SELECT " + _COLUMNS + " FROM {view} AS this WHERE status = %s "
+            "SELECT " + _COLUMNS + " FROM {view} AS this WHERE status = ANY(%s) "
             "AND changed_at < now() - make_interval(secs => %s) AND NOT EXISTS (SELECT FROM {view} "
             "AS seen WHERE seen.name = this.name AND seen.undone = this.fingerprint) "
             "ORDER BY name, version",
-            (status, hours * 3600),
+            ([KEPT, RETIRED], hours * 3600),
         )
         return [ViewVersion(*row) for row in rows]
 

@@ -54,9 +54,17 @@ class Requests(Schema):
         ).fetchone()
         return None if row is None else Request(*row)
 
-    def ask_again(self) -> None:
-        """Return the requests that an ended pipeline had taken to the state ``asked``."""
+    def resume_requests(self, hours: float) -> None:
+        """Return those that an ended pipeline had taken to the state ``asked``.
+
+        Requests that ended more than so many hours ago are deleted.
+        """
         self.run("UPDATE {request} SET state = 'asked', answer = NULL WHERE state = 'taken'")
+        self.run(
+            "DELETE FROM {request} WHERE state IN ('done', 'failed', 'cancelled') "
+            "AND changed_at < now() - make_interval(secs => %s)",
+            (hours * 3600,),
+        )
 
     def answer(self, id_: UUID, state: str, answer: Mapping[str, Any]) -> bool:
         """Store the progress or the end of a request; false when it was cancelled meanwhile."""
@@ -75,11 +83,3 @@ class Requests(Schema):
             (id_,),
         )
         return done.rowcount == 1
-
-    def forget_requests(self, hours: float) -> None:
-        """Delete requests that ended more than so many hours ago."""
-        self.run(
-            "DELETE FROM {request} WHERE state IN ('done', 'failed', 'cancelled') "
-            "AND changed_at < now() - make_interval(secs => %s)",
-            (hours * 3600,),
-        )

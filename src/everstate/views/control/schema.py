@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-import psycopg
-from psycopg import sql
-
 from everstate.errors import LogIdentityChanged, NoViews, ViewStoreError
-from everstate.postgres import Connection
+from everstate.postgres import Connection, ReadCursor, identifier, one_snapshot
 
 if TYPE_CHECKING:
     # A process that only reads does not need Kafka's client.
@@ -117,7 +114,7 @@ class Schema:
     def __init__(self, connection: Connection, schema_name: str) -> None:
         self.connection, self.schema_name = connection, schema_name
 
-    def run(self, text: str, values: StatementValues | None = None) -> psycopg.Cursor[Any]:
+    def run(self, text: str, values: StatementValues | None = None) -> ReadCursor:
         """Run a statement; a name in braces is a control table: `SELECT … FROM {position}`."""
         return self.connection.execute(self.statement(text), values)
 
@@ -126,7 +123,7 @@ class Schema:
         with self.connection.cursor() as cursor:
             cursor.executemany(self.statement(text), rows)
 
-    def statement(self, text: str) -> sql.Composed:
+    def statement(self, text: str) -> bytes:
         """A statement with the names of the control tables in the place of those in braces."""
         return _statement(self.schema_name, text)
 
@@ -140,10 +137,10 @@ class Schema:
 
         Raises ViewStoreError where an unreleased version of everstate made them.
         """
-        s = sql.Identifier(self.schema_name)
+        s = identifier(self.schema_name)
         with self.connection.transaction():
             self.lock_installing()
-            self.connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(s))
+            self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {s}".encode())
             is_new = not self._has("deferred", "id")
             is_of_today = self._has("view", "waits_for") and self._has("deferred", "first_offset")
             if self._has("view", "name") and not is_of_today:
@@ -154,9 +151,16 @@ class Schema:
                     "views are built there. To begin with a new log, too, see `everstate log begin "
                     "--help`.",
                 )
-            self.connection.execute(sql.SQL(_DDL).format(s=s))
+            self.connection.execute(_DDL.format(s=s).encode())
             if is_new:
-                self.connection.execute(sql.SQL(_STORED_AS_IT_IS).format(s=s))
+                self.connection.execute(_STORED_AS_IT_IS.format(s=s).encode())
+
+    @contextmanager
+    def installing(self) -> Iterator[None]:
+        """A transaction in which no other one installs tables or changes which views there are."""
+        with self.connection.transaction():
+            self.lock_installing()
+            yield
 
     def lock_installing(self) -> None:
         """Wait until no other transaction installs tables; the lock ends with the transaction."""
@@ -229,16 +233,13 @@ class Schema:
         )
         return {topic: TopicIdentity(*identity) for topic, *identity in rows}
 
-    def table(self, name: str) -> sql.Identifier:
-        """A table of the schema."""
-        return sql.Identifier(self.schema_name, name)
+    def table(self, name: str) -> str:
+        """A table of the schema, as SQL."""
+        return identifier(self.schema_name, name)
 
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
+    def snapshot(self) -> AbstractContextManager[None]:
         """Run the block in one snapshot."""
-        with self.connection.transaction():
-            self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            yield
+        return one_snapshot(self.connection)
 
     def update(self) -> None:
         """As :meth:`install`, where the tables exist; raises NoViews where they were never made.
@@ -255,7 +256,7 @@ class Schema:
 
 
 @lru_cache(maxsize=1024)
-def _statement(schema_name: str, text: str) -> sql.Composed:
+def _statement(schema_name: str, text: str) -> bytes:
     """A statement, made once for each schema."""
-    tables = {name: sql.Identifier(schema_name, name) for name in _TABLES}
-    return sql.SQL(text).format(**tables)
+    tables = {name: identifier(schema_name, name) for name in _TABLES}
+    return text.format(**tables).encode()

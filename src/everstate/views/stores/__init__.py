@@ -2,7 +2,7 @@
 
 from everstate.views.stores.postgres.loading import LoadTask
 from everstate.views.stores.postgres.refreshing import JoinTables, marking, stop_marking
-from everstate.views.stores.postgres.refusals import is_of_a_view, reason_of
+from everstate.views.stores.postgres.refusals import view_refusals
 from everstate.views.stores.postgres.session import close as close_store
 from everstate.views.stores.postgres.store import (
     ViewTables,
@@ -24,10 +24,9 @@ __all__ = [
     "ViewTables",
     "close_store",
     "install_core",
-    "is_of_a_view",
     "marking",
     "point_core",
-    "reason_of",
     "stop_marking",
+    "view_refusals",
     "view_store",
 ]

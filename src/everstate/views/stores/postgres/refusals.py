@@ -11,6 +11,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everstate.postgres import first_line, refusal
 from everstate.views.batch import Batch
 from everstate.views.images import text_of
 
@@ -64,6 +65,20 @@ def refused_as(error: Callable[[str], Exception]) -> Iterator[None]:
         raise error(reason_of(cause)) from cause
 
 
+@contextmanager
+def view_refusals() -> Iterator[None]:
+    """Translate what belongs to a view in the block to StatementRefused, or a class below it.
+
+    The message says what to do where the definition must change.
+    """
+    try:
+        yield
+    except psycopg.Error as cause:
+        if not is_of_a_view(cause):
+            raise
+        raise refusal(cause, reason_of(cause)) from cause
+
+
 def suspects(changes: pa.Table) -> pa.Table:
     """Changes with a text that jsonb may refuse, by a cheap test. Cost: 0.4 µs per change."""
     signs = [_signs(chunk) for chunk in changes["raw_value"].chunks]
@@ -113,5 +128,5 @@ def culprit(
 
 def reason_of(cause: BaseException) -> str:
     """The first line of an error, or its type; what to do, where the definition must change."""
-    reason = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+    reason = first_line(cause)
     return f"{reason}. {_TOO_LONG}" if isinstance(cause, _LIMITS) else reason

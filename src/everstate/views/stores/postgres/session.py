@@ -10,8 +10,7 @@ from typing import Final
 
 import psycopg
 
-from everstate.postgres import connect, is_away
-from everstate.views.database import unavailable
+from everstate.postgres import connect, is_away, unavailable
 
 _SETTINGS: Final = (
     "-c DateStyle=ISO -c client_min_messages=warning "
