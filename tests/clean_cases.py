@@ -31,6 +31,13 @@ UNAVAILABLE = "__debezium_unavailable_value"
 COLUMNS = ("name", "amount", "note")
 
 
+class Person(BaseModel):
+    """Somebody with a boss, whose row comes before theirs."""
+
+    id: int
+    boss_id: int
+
+
 class Item(BaseModel):
     """The entity of these tests."""
 

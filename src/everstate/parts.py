@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 import msgspec
 import psutil
 
-from everstate.errors import EverstateError, Fenced
+from everstate.errors import EverstateError, Fenced, StatementRefused
 from everstate.private import private_folder, write_private
 from everstate.process_mark import start_mark
 from everstate.retrying import Retries
@@ -366,7 +366,8 @@ def run_parts(
                     return
                 pause = retries.failed(name, retry_s)
                 journal.failed(name, error, pause)
-                traceback = None if isinstance(error, EverstateError) else error
+                is_plain = isinstance(error, EverstateError)
+                traceback = None if is_plain and not isinstance(error, StatementRefused) else error
                 text = "%s stopped and is started again in %.0f s: %s"
                 logger.error(text, name, pause, error, exc_info=traceback)
                 stop.wait(pause)

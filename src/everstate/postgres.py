@@ -28,7 +28,6 @@ from everstate.errors import (
     StatementRefused,
     Unavailable,
     ValueRefused,
-    ViewsUnavailable,
 )
 from everstate.telemetry import without_secret
 
@@ -53,8 +52,12 @@ _REFUSALS: Final[tuple[tuple[tuple[type[psycopg.Error], ...], type[StatementRefu
         InUse,
     ),
     ((psycopg.DataError,), ValueRefused),
-    ((psycopg.ProgrammingError, psycopg.IntegrityError), StatementRefused),
-    ((psycopg.InternalError, psycopg.NotSupportedError), StatementRefused),
+)
+# Errors of the server, and of a session that it ends; no statement is to blame.
+_OF_THE_SERVER: Final = (
+    psycopg.OperationalError,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.TransactionTimeout,
 )
 
 
@@ -82,21 +85,23 @@ def is_away(cause: psycopg.Error) -> bool:
 
 @contextmanager
 def views_errors(dsn: str) -> Iterator[None]:
-    """Translate errors of the views' server in the block to ViewsUnavailable."""
+    """Translate errors of the views' server in the block to Unavailable."""
     try:
         yield
-    except psycopg.OperationalError as cause:
+    except _OF_THE_SERVER as cause:
         raise unavailable(dsn, cause) from cause
 
 
-def unavailable(dsn: str, cause: psycopg.OperationalError) -> ViewsUnavailable:
+def unavailable(dsn: str, cause: psycopg.Error) -> Unavailable:
     """The error for a server that does not answer, or that cannot serve the statement now."""
     problem = "does not answer" if is_away(cause) else "cannot answer now"
-    return ViewsUnavailable(
+    error = Unavailable(
         f"the views' database {problem} ({without_secret(dsn)}): {first_line(cause)}",
         advice="`everstate status` shows the servers. `everstate up` starts a local one, and not "
         "your own.",
     )
+    error.server = "the views' database (PostgreSQL)"
+    return error
 
 
 def first_line(cause: BaseException) -> str:
@@ -126,15 +131,20 @@ def refusal(cause: psycopg.Error, reason: str) -> StatementRefused:
 
 
 def _kind_of(cause: psycopg.Error) -> type[StatementRefused] | None:
-    return next((kind for causes, kind in _REFUSALS if isinstance(cause, causes)), None)
+    for causes, kind in _REFUSALS:
+        if isinstance(cause, causes):
+            return kind
+    is_refused = isinstance(cause, psycopg.DatabaseError) and not isinstance(cause, _OF_THE_SERVER)
+    return StatementRefused if is_refused else None
 
 
 def settings_of(dsn: str) -> dict[str, str]:
     """The settings of a connection string; raises ValueError for one that cannot be read."""
     try:
         return {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
-    except psycopg.ProgrammingError as cause:
-        raise ValueError(first_line(cause)) from None
+    except psycopg.ProgrammingError:
+        # The driver's message may show a part of the password.
+        raise ValueError("it is no connection string of libpq") from None
 
 
 def libpq_variables() -> dict[str, str]:
@@ -183,7 +193,7 @@ class SharedSnapshot:
 
     @contextmanager
     def joined(self) -> Iterator[Connection]:
-        """A connection in a transaction of this snapshot; raises ViewsUnavailable."""
+        """A connection in a transaction of this snapshot; raises Unavailable."""
         with views_errors(self.dsn), connect(self.dsn) as connection, one_snapshot(connection):
             connection.execute(f"SET TRANSACTION SNAPSHOT {literal(self.number)}".encode())
             yield connection
@@ -193,7 +203,7 @@ class SharedSnapshot:
 def shared_snapshot(dsn: str, **settings: Any) -> Iterator[tuple[Connection, SharedSnapshot]]:
     """Hold a snapshot: the connection of its transaction, and what others need to read in it.
 
-    Raises ViewsUnavailable.
+    Raises Unavailable.
     """
     with views_errors(dsn), connect(dsn, **settings) as connection, one_snapshot(connection):
         row = connection.execute("SELECT pg_export_snapshot()").fetchone()
@@ -261,7 +271,7 @@ class Connections:
 class PreparedStatements:
     """Runs single statements of readers, which stay prepared, for any number of threads; close it.
 
-    A thread uses a connection that is idle, or opens another. Raises ViewsUnavailable when the
+    A thread uses a connection that is idle, or opens another. Raises Unavailable when the
     server does not answer; connects again once after a connection was lost.
     """
 

@@ -32,6 +32,7 @@ from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.balance import read_balance
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
+from everstate.sources.cdc.comparing import compare_with_table
 from everstate.sources.cdc.reading import RawReader
 from random_databases import Database, Maria, Postgres
 from random_tables import (
@@ -139,10 +140,14 @@ def test_entities_of_random_tables_equal_their_rows_value_by_value_through_a_kil
             )
             wrong = [] if is_settled else unequal(config, app, world)
             records = list(raw_records(config))
+            compared = [
+                compare_with_table(config, capturing, table.entity) for table in world.captured
+            ]
         finally:
             role.end()
             capturing.remove(drop=True, topics=True)
         assert wrong[:SHOWN] == [], f"{len(wrong)} differences; seed {seed}"
+        assert [one for one in compared if one.drifted or one.pending] == []
         assert found_defects(world, app, records) == set(PLANTED)
 
 

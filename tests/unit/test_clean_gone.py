@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
-from pydantic import BaseModel
 
-from clean_cases import CONFIG, ITEM, UNAVAILABLE, Cleaner, Numbered, capture_of
+from clean_cases import CONFIG, ITEM, UNAVAILABLE, Cleaner, Numbered, Person, capture_of
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, Table
 from everstate.log.consumer import Consumer
@@ -21,12 +20,6 @@ from everstate.sources.cdc.gone import too_many
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.states import States
 from everstate.sources.cdc.stream import EndedSnapshot
-
-
-class Person(BaseModel):
-    id: int
-    boss_id: int
-
 
 ENTITIES = {"person": EntityType("person", Person, "id"), "item": ITEM}
 PLACE = RawPlace("raw", 0, 5)

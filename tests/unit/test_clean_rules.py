@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from clean_cases import CONFIG, UNAVAILABLE, Made, Numbered
+from clean_cases import CONFIG, UNAVAILABLE, Made, Numbered, Person
 from everstate.app import App
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, ProvenanceFrom, Table, Translation
@@ -54,11 +54,6 @@ class Order(BaseModel):
     due: date
     tags: list[str] = []
     total: int | None = None
-
-
-class Person(BaseModel):
-    id: int
-    boss_id: int
 
 
 ENTITIES = {

@@ -14,6 +14,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import httpx
+import psycopg
 import pytest
 from fastapi import FastAPI
 from pydantic import create_model
@@ -40,6 +41,7 @@ from everstate.errors import InvalidQuery, NotFound, Unavailable
 from everstate.http.callers import Caller
 from everstate.log.dead_letters import DeadLetter
 from everstate.parts import Part, RoleState
+from everstate.postgres import unavailable
 from everstate.serving import ABSENT, Place, Reader, Version, differences
 from everstate.serving.answers import Explanation, ViewRow
 from everstate.serving.log_state import PartitionState, TopicState
@@ -312,6 +314,9 @@ def test_a_log_that_does_not_answer_is_named(
     monkeypatch.setattr("everstate.console.away.is_reachable", lambda _: is_up)
     error = Unavailable("reading t: Kafka does not answer.")
     assert naming_server(Config(), error).public == (told or Unavailable.fallback_message)
+    views = unavailable("postgresql://u:pw@h/d", psycopg.OperationalError("refused"))
+    named = "the views' database (PostgreSQL) does not answer."
+    assert naming_server(Config(), views).public == named
     said = Unavailable("no", public="the store does not answer.")
     assert naming_server(Config(), said) is said
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from psycopg import errors
+from psycopg import DatabaseError, errors
 from psycopg.pq import TransactionStatus
 
 from everstate.errors import (
@@ -16,8 +16,8 @@ from everstate.errors import (
     MissingColumn,
     MissingTable,
     StatementRefused,
+    Unavailable,
     ValueRefused,
-    ViewsUnavailable,
 )
 from everstate.postgres import Connections, identifier, literal, refusals, views_errors
 
@@ -74,6 +74,8 @@ def test_a_connection_is_lent_again_until_its_server_closes_it(number: int) -> N
         (errors.NumericValueOutOfRange("v"), ValueRefused),
         (errors.SyntaxError("s"), StatementRefused),
         (errors.UniqueViolation("u"), StatementRefused),
+        (errors.InvalidRoleSpecification("r"), StatementRefused),
+        (DatabaseError("an error code of a function of one's own"), StatementRefused),
     ],
 )
 def test_a_refused_statement_is_an_error_of_the_tree(
@@ -86,10 +88,16 @@ def test_a_refused_statement_is_an_error_of_the_tree(
 
 
 @pytest.mark.parametrize(
-    "cause", [errors.DeadlockDetected("d"), errors.AdminShutdown("a"), errors.QueryCanceled("q")]
+    "cause",
+    [
+        errors.DeadlockDetected("d"),
+        errors.AdminShutdown("a"),
+        errors.QueryCanceled("q"),
+        errors.IdleInTransactionSessionTimeout("i"),
+    ],
 )
 def test_an_error_of_the_server_is_no_refusal(cause: Exception) -> None:
-    with pytest.raises(ViewsUnavailable), refusals(), views_errors("postgresql://u:pw@h/d"):
+    with pytest.raises(Unavailable), refusals(), views_errors("postgresql://u:pw@h/d"):
         raise cause
     with pytest.raises(type(cause)), refusals():
         raise cause

@@ -34,6 +34,7 @@ from everstate.sources.commands.seen import Seen, _rows_of
 from everstate.telemetry import RateLimitedLogger
 from everstate.testing.store_contract import ORDER, StoredOrder
 from kit.changes import change_of
+from kit.models import Visit
 
 TELLER = Provenance(api_version="v1", service_name="shop", identifier="x")
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
@@ -166,13 +167,9 @@ def test_a_captured_change_that_is_too_far_ahead_is_refused(table: dict[str, Any
 KEYS = {"k" * 2_049: "2,049 bytes", "..": "cannot be part of a URL", "": "empty"}
 
 
-class Thing(BaseModel):
-    id: str
-
-
 @pytest.mark.parametrize(("key", "reason"), KEYS.items())
 def test_a_captured_row_has_a_key_that_every_reader_can_hold(key: str, reason: str) -> None:
-    thing = EntityType("thing", Thing, "id")
+    thing = EntityType("thing", Visit, "id")
     tables = {"public.thing": Table(entity="thing", key_columns=("id",))}
     capture = Capture(name="shop", kind="postgresql", tables=tables, transactions=False)
     rig = Numbered(RawReader(capture, {"thing": thing}), CONFIG)

@@ -7,17 +7,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from pydantic import BaseModel
 
 from everstate.app import App
 from everstate.cli.standing import ahead_of_views
 from everstate.config import Config, load
 from everstate.declarations.source import Source
 from everstate.serving import Reader
-
-
-class Room(BaseModel):
-    id: str
+from kit.models import Visit
 
 
 @pytest.mark.parametrize(
@@ -44,7 +40,7 @@ def test_a_version_that_a_store_has_and_the_views_lack_is_found(
 
     monkeypatch.setattr(f"everstate.sources.stores.{module}.store.version_of", version_of)
     app = App("hotel")
-    app.entity("room", key="id", source=source)(Room)
+    app.entity("room", key="id", source=source)(Visit)
     reader: Any = SimpleNamespace(newest_version=lambda entity, key: newest)
     assert ahead_of_views(load(tmp_path), app, cast(Reader, reader), "room", "r1") == said
     assert ahead_of_views(load(tmp_path), app, cast(Reader, reader), "room", "r2") is None

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from everstate.api.view_following import RowFilter, ViewSubscriptions, ViewWish
 from everstate.app import App
 from everstate.config import Config
-from everstate.errors import InvalidQuery, Unavailable
+from everstate.errors import InvalidQuery, Unavailable, ValueRefused
 from everstate.serving import view_watch
 from everstate.serving.view_columns import ViewColumn
 from everstate.serving.view_watch import ViewWatch, WholeView, _by_key, _changed
@@ -169,3 +169,19 @@ def test_a_subscription_may_name_a_value_with_a_semicolon() -> None:
     rows = RowFilter(wish, COLUMNS)
     seen = _by_key(COLUMNS, COLUMNS[:1], [("a;b", 1), ("a", 1), ("c", 2)]).values()
     assert [row.values for row in seen if rows.seen(row) is not None] == [("a;b", 1)]
+
+
+def test_a_view_that_postgresql_cannot_compute_ends_its_watch_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = ViewWatch(Config(), App("none"), "view")
+
+    def look() -> None:
+        raise ValueRefused("division by zero")
+
+    monkeypatch.setattr(view_watch, "_LOOK_S", 0.001)
+    monkeypatch.setattr(watch, "_look", look)
+    watch._run()
+    assert isinstance(watch.failure, Unavailable)
+    assert "ValueRefused: division by zero" in watch.failure.message
+    assert caplog.records[-1].exc_info is not None

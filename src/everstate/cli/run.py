@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ from everstate.cli.console import AppSession, err
 from everstate.cli.results import show_pieces
 from everstate.cli.watching import Watch
 from everstate.config import Config
-from everstate.errors import EverstateError, InvalidConfig
+from everstate.errors import EverstateError, InvalidConfig, StatementRefused
 from everstate.parts import Journal, states_folder
 from everstate.roles import Role, processes_of, run_roles
 from everstate.runtime.claim import claimed
@@ -70,6 +69,8 @@ def _tell_plan(config: Config, app: App) -> None:
     tell_refused(app)
     try:
         changes, found = planned(config, app)
+    except StatementRefused:
+        raise
     except EverstateError:
         return  # the pipeline waits for a server that is down, and reports it
     if not found.is_first:
@@ -79,10 +80,14 @@ def _tell_plan(config: Config, app: App) -> None:
 
 def _begin_deployment(config: Config, app: App) -> int | None:
     """Number this start, so that processes of an earlier one cannot revert its declarations."""
-    with suppress(EverstateError), opened_control(config) as control:
-        control.install()
-        return control.begin_deployment(app.name, socket.gethostname())
-    return None
+    try:
+        with opened_control(config) as control:
+            control.install()
+            return control.begin_deployment(app.name, socket.gethostname())
+    except StatementRefused:
+        raise
+    except EverstateError:
+        return None
 
 
 def _supervise(config: Config, app: str | None, project: App, stop: threading.Event) -> None:

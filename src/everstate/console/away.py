@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from everstate.config import Config
-from everstate.errors import Unavailable, ViewsUnavailable
+from everstate.errors import Unavailable
 from everstate.log.lag import is_reachable
 
 
@@ -14,10 +14,9 @@ def naming_server(config: Config, error: Unavailable) -> Unavailable:
     """
     if error.public != error.fallback_message:
         return error  # it names the server itself
-    if isinstance(error, ViewsUnavailable):
-        who = "the views' database (PostgreSQL)"
-    elif not is_reachable(config):
+    who = error.server
+    if who is None:
+        if is_reachable(config):
+            return error
         who = "the log (Kafka)"
-    else:
-        return error
     return Unavailable(error.message, public=f"{who} does not answer.")

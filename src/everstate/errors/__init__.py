@@ -117,7 +117,6 @@ from everstate.errors.servers import (
     StatementRefused,
     Unavailable,
     ValueRefused,
-    ViewsUnavailable,
 )
 
 __all__ = [
@@ -214,6 +213,5 @@ __all__ = [
     "VersionsDiffer",
     "ViewFailed",
     "ViewStoreError",
-    "ViewsUnavailable",
     "WrongSource",
 ]

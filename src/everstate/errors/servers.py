@@ -12,10 +12,8 @@ class Unavailable(EverstateError):
     exit_code = 6
     http_status = 503
     fallback_message = "a server that is needed does not answer now; send the request again."
-
-
-class ViewsUnavailable(Unavailable):
-    """The views' database does not answer, or cannot serve a statement now."""
+    server: str | None = None
+    """Which server it is, where pages name it; ``None``: whoever raised it does not know."""
 
 
 class StatementRefused(EverstateError):

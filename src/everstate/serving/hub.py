@@ -17,7 +17,7 @@ from typing import Final
 
 from everstate.changes.tokens import LogPosition, Partition, Spot
 from everstate.config import Config
-from everstate.errors import EverstateError, Unavailable
+from everstate.errors import EverstateError, StatementRefused, Unavailable
 from everstate.serving.changes import NOW, Changes, Delivery
 from everstate.views.project import Project
 
@@ -256,6 +256,8 @@ class ChangeHub:
                 for delivery in stream:
                     self._hand_over(stream, delivery)
                 return
+            except StatementRefused:
+                raise
             except EverstateError as error:
                 if not error.retryable:
                     with self._lock:
@@ -312,7 +314,7 @@ def _bytes_of(delivery: Delivery) -> int:
 
 def _failure(error: Exception, what: str) -> EverstateError:
     """What subscribers get for an error; after one that nothing expected they may come back."""
-    if isinstance(error, EverstateError):
+    if isinstance(error, EverstateError) and not isinstance(error, StatementRefused):
         return error
     return Unavailable(f"{what} ended by an error: {type(error).__name__}: {error}")
 

@@ -27,7 +27,14 @@ from typing import Any, Final
 
 from everstate.changes.row_json import row_json
 from everstate.config import Config
-from everstate.errors import EverstateError, MissingTable, NotFound, TooManyRows, Unavailable
+from everstate.errors import (
+    EverstateError,
+    MissingTable,
+    NotFound,
+    StatementRefused,
+    TooManyRows,
+    Unavailable,
+)
 from everstate.postgres import Connection, identifier
 from everstate.serving.connection import pooled
 from everstate.serving.places import published
@@ -184,14 +191,14 @@ class ViewWatch:
             began = time.monotonic()
             try:
                 self._look()
-            except EverstateError as error:
-                if not error.retryable:
-                    self._end(error)
-                    return
-                _waits.log("subscriptions of view %s wait: %s", self._view, error)
-                pause = _RETRY_S
-                continue
             except Exception as error:
+                if isinstance(error, EverstateError) and not isinstance(error, StatementRefused):
+                    if not error.retryable:
+                        self._end(error)
+                        return
+                    _waits.log("subscriptions of view %s wait: %s", self._view, error)
+                    pause = _RETRY_S
+                    continue
                 # Whatever it is: a watch that ended in silence would leave subscribers waiting.
                 logger.exception("view %s cannot be read; its subscriptions end", self._view)
                 reason = f"{type(error).__name__}: {error}"

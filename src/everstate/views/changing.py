@@ -297,10 +297,10 @@ def forget_view(control: Control, name: str) -> None:
 
 def give_up(control: Control, name: str, version: int) -> None:
     """Stop building a version: one that was published before is kept, any other is removed."""
-    row = next(row for row in control.versions(name) if row.version == version)
-    if row.published_at is not None:
+    row = next((row for row in control.versions(name) if row.version == version), None)
+    if row is not None and row.published_at is not None:
         control.set_status(name, version, KEPT)
-    else:
+    elif row is not None:  # else another process has removed it
         forget_version(control, name, version)
 
 

@@ -13,7 +13,7 @@ from everstate.postgres import Connection, connect, refusals, views_errors
 def connect_views(dsn: str, **settings: Any) -> Iterator[Connection]:
     """A new connection in autocommit mode for the block.
 
-    Raises ViewsUnavailable and StatementRefused, also from inside.
+    Raises Unavailable and StatementRefused, also from inside.
     """
     with refusals(), views_errors(dsn), connect(dsn, **settings) as connection:
         yield connection

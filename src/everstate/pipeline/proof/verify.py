@@ -19,10 +19,12 @@ from pyspark.sql import functions as F
 from everstate.config import Config
 from everstate.errors import (
     EverstateError,
+    InUse,
     InvalidView,
     PipelineError,
     SparkLost,
     StatementRefused,
+    Unavailable,
     UnknownView,
 )
 from everstate.log.extent import log_extent
@@ -275,6 +277,11 @@ class _Verifier:
             if isinstance(error, SparkLost):
                 raise
             reason = error.message
+        except InUse as cause:
+            raise Unavailable(
+                f"view {row.name} cannot be verified now: {cause.message}.",
+                advice="Another session has locked its table. Verify it again.",
+            ) from cause
         except StatementRefused as refused:
             reason = f"its rows cannot be read: {refused.message}"
         not_compared = (*mine.not_compared, f"{row.name}: {reason}")

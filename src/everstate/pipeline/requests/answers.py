@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
-from everstate.errors import EverstateError, RequestCancelled, SparkLost
+from everstate.errors import EverstateError, RequestCancelled, SparkLost, StatementRefused
 from everstate.parts import works
 from everstate.pipeline.proof.recompute import recompute
 from everstate.pipeline.reports import ViewReport
@@ -97,6 +97,8 @@ class Answers(Worker):
         except SparkLost:
             raise  # another pipeline takes the request again
         except EverstateError as error:
+            if isinstance(error, StatementRefused):
+                logger.exception("request: %s failed", request.verb)
             problem = {
                 "error": type(error).__name__,
                 "message": error.message,

@@ -98,7 +98,7 @@ class CaptureConnector:
 
     def runs(self) -> bool:
         """Whether connector and task run; one request to Connect, raises Unavailable."""
-        return self._connector_states()[:2] == ("RUNNING", "RUNNING")
+        return self.has_connect and self._connector_states()[:2] == ("RUNNING", "RUNNING")
 
     def running_position(self) -> dict[str, Any]:
         """The stored source position; empty while connector or task does not run.

@@ -184,10 +184,13 @@ class PostgresDatabase(CapturedDatabase):
                 yield from copy.rows()
 
     def log_place(self) -> int:
-        """A place in the log that is not yet written."""
+        """Where the log's next record will be."""
         with self._translated("asking where the log ends"):
-            (row,) = self._rows("SELECT (pg_current_wal_insert_lsn() - '0/0')::text AS place")
-        return int(row["place"])
+            (row,) = self._rows(
+                "SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN "
+                "pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END, '0/0')::text AS lsn"
+            )
+        return int(row["lsn"])
 
     def has_passed(self, offset: Mapping[str, Any], place: Any) -> bool:
         """Transactions are read in the order in which they were committed."""
@@ -243,18 +246,14 @@ class PostgresDatabase(CapturedDatabase):
 
     def went_back(self, place: bytes, offset: Mapping[str, Any]) -> str | None:
         """Why the log cannot contain what was read: it ends before it."""
-        with self._translated("asking where the log ends"):
-            (row,) = self._rows(
-                "SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN "
-                "pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, '0/0')::text AS lsn"
-            )
+        end = self.log_place()
         # The connector reads on while no captured table changes: its position is the later one.
         lsn = int(offset.get("lsn") or 0)
         if len(place) == 16:
             lsn = max(lsn, int.from_bytes(place[8:16], "big"))
-        if int(row["lsn"]) >= lsn:
+        if end >= lsn:
             return None
-        return f"its log ends at {int(row['lsn']):,}, and {lsn:,} was read of it before"
+        return f"its log ends at {end:,}, and {lsn:,} was read of it before"
 
     def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
         """Read the slot: whether a session uses it, and how much log the server keeps for it."""

@@ -11,7 +11,6 @@ import base64
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from math import isfinite
 from typing import Any, Final
 
 import msgspec
@@ -56,11 +55,6 @@ def _clock(text: str) -> int:
     return -micros if text.startswith("-") else micros
 
 
-def _float(text: str) -> float | str:
-    # JSON has no number for NaN and infinity.
-    return value if isfinite(value := float(text)) else text
-
-
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
@@ -69,7 +63,7 @@ _IN_POSTGRES: Final[Mapping[str, FromPrinted]] = {
     **dict.fromkeys("text varchar bpchar citext uuid enum cidr inet macaddr ltree".split(), str),
     **dict.fromkeys("numeric int4range int8range numrange daterange tsrange".split(), str),
     **dict.fromkeys("int2 int4 int8 oid".split(), int),
-    **dict.fromkeys("float4 float8".split(), _float),
+    **dict.fromkeys("float4 float8".split(), float),
     "bool": lambda text: text in ("t", True),
     "bytea": lambda text: _base64(bytes.fromhex(text.removeprefix("\\x"))),
     "date": _day,
@@ -81,7 +75,7 @@ _IN_MARIADB: Final[Mapping[str, FromPrinted]] = {
     **dict.fromkeys("enum set".split(), str),
     **dict.fromkeys("tinyint smallint mediumint int bigint year".split(), int),
     **dict.fromkeys("binary varbinary tinyblob blob mediumblob longblob".split(), _base64),
-    "double": _float,
+    "double": float,
     "bit(1)": b"\x01".__eq__,
     "date": _day,
     "datetime": _local,
