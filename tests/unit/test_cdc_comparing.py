@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import date, datetime
 from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field
 
 from everstate.changes import EntityType
-from everstate.changes.drift import What
+from everstate.changes.drift import DriftReport, What
+from everstate.closing import Closing
+from everstate.config import load
 from everstate.declarations.captures import Capture, DatabaseKind, Table, Translation
 from everstate.errors import InvalidQuery
+from everstate.sources.cdc import comparing
 from everstate.sources.cdc.comparing import TableRows, difference
 from everstate.sources.cdc.completion import Known
 from everstate.sources.cdc.connectors import SourceColumn, TableShape
+from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
+from everstate.sources.cdc.printed import FORMS
+from everstate.sources.cdc.states import state_row
+from kit.settings import altered
 
 T = "public.orders"
 KINDS = {"order_no": "int8", "total": "numeric", "day": "date", "at": "timestamptz", "note": "text"}
@@ -145,3 +155,147 @@ def test_columns_without_a_field_are_not_read() -> None:
     assert [each.name for each in table.columns] == [*KINDS]
     assert table.not_compared == {}
     assert [each.name for each in rows(kinds, drop=("note",))[0].columns] == [*KINDS][:4]
+
+
+def test_a_computed_field_gets_its_own_column_as_a_captured_row_has_it() -> None:
+    trimmed = {"note": lambda state: state["note"].strip()}
+    printed = (*PRINTED[:4], " é ")
+    assert found(encoded(), printed, computed=trimmed) is None
+    assert found(encoded(), (*PRINTED[:4], "e"), computed=trimmed) == (
+        "different",
+        "other values of note",
+    )
+    table, mapping = rows({**KINDS, "at": "interval"}, computed=trimmed)
+    assert [*table.not_compared, *table.not_compared_fields] == ["at", "note"]
+    _, row = table.row((*PRINTED[:3], "x"))
+    known = Known(3, json.dumps(encoded()).encode(), False)
+    assert difference(known, row, mapping) == ("different", "other values of note")
+    assert difference(known, row, mapping, table.not_compared_fields) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "printed", "written"),
+    [
+        ("float8", "NaN", "NaN"),
+        ("float4", "-Infinity", "-Infinity"),
+        ("float8", "5e-324", 5e-324),
+        ("numeric", "NaN", "NAN"),
+        ("numeric", "-Infinity", "NEGATIVE_INFINITY"),
+        ("numeric[]", "[1.10, NaN, null]".replace("NaN", '"NaN"'), ["1.10", "NAN", None]),
+        ("timestamp", "2026-01-02 03:04:05.5", 1767323045500000),
+        ("bool[]", "[true, false]", [True, False]),
+    ],
+)
+def test_a_value_is_what_debezium_writes(kind: str, printed: str, written: Any) -> None:
+    assert repr(FORMS["postgresql"][kind](printed)) == repr(written)
+
+
+class Databases:
+    """A database with one table, whose position the connector has passed."""
+
+    def __init__(self, printed: list[Sequence[str | None]], *, is_there: bool = True) -> None:
+        self.printed, self.is_there = printed, is_there
+
+    def shapes(self, _: object) -> dict[str, TableShape]:
+        columns = tuple(SourceColumn(name, kind=kind) for name, kind in KINDS.items())
+        return {T: TableShape(columns, ("order_no",))} if self.is_there else {}
+
+    def printed_rows(self, *_: object) -> Any:
+        return iter(self.printed)
+
+    def log_place(self) -> int:
+        return 1
+
+    def has_passed(self, offset: dict[str, Any], place: int) -> bool:
+        return bool(offset.get("lsn", 0) >= place)
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Compares rows with the states of a log that nothing is written to."""
+
+    class Nowhere(Closing):
+        def __init__(self, *_: object) -> None: ...
+
+        def close(self) -> None: ...
+
+        def stable_ends(self, topics: list[str]) -> dict[tuple[str, int], int]:
+            return dict.fromkeys(((topic, 0) for topic in topics), 5)
+
+    def run(
+        printed: list[Sequence[str | None]],
+        *,
+        logged: Sequence[str] = (),
+        held: Sequence[HeldEntity] = (),
+        position: dict[str, Any] | None = None,
+        is_there: bool = True,
+    ) -> DriftReport:
+        tables = {T: Table(entity="order")}
+        capture = Capture(name="shop", kind="postgresql", dsn="postgresql://h/d", tables=tables)
+        config = altered(load(), project={"data_dir": tmp_path})
+        capturing: Any = SimpleNamespace(
+            capture=capture,
+            entities={"order": EntityType("order", Order, "order_no")},
+            names=SimpleNamespace(raw_log="raw"),
+            database=lambda: nullcontext(Databases(printed, is_there=is_there)),
+            nudge=lambda: None,
+            runs=lambda: True,
+            running_position=lambda: {"lsn": 2} if position is None else position,
+        )
+
+        def read_log(one: Any, _: object, starts: object, __: object) -> dict[str, int]:
+            if starts is None:
+                state = state_row(Known(3, json.dumps(encoded()).encode(), False))
+                one.copy.write({key.encode(): b"s" + state for key in logged})
+            return {"": 1}
+
+        monkeypatch.setattr(comparing, "Offsets", Nowhere)
+        monkeypatch.setattr(comparing, "_POLL_S", 0.01)
+        monkeypatch.setattr(comparing, "read_held", lambda *_: held)
+        monkeypatch.setattr(comparing._Comparison, "_read_log", read_log)
+        monkeypatch.setattr(comparing._Comparison, "_cleaned", lambda _: 5)
+        return comparing.compare_with_table(config, capturing, "order", wait_s=0.05)
+
+    return run
+
+
+def test_all_rows_are_compared_also_those_that_do_not_fit_into_one_batch(
+    compare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(comparing, "_BYTES", 50)
+    (tmp_path / "drift-order").mkdir()
+    (tmp_path / "drift-order" / "of a run that was killed").write_text("x")
+    printed = [(str(number), *PRINTED[1:]) for number in (7, 8, 9)]
+    report = compare(printed, logged=("7", "10"))
+    assert [(each.key, each.what) for each in report.keys] == [
+        ("10", "extra"),
+        ("8", "missing"),
+        ("9", "missing"),
+    ]
+    assert (report.stored, report.logged, report.pending) == (3, 2, 0)
+    assert not (tmp_path / "drift-order").exists()
+
+
+def test_an_entity_whose_rows_wait_is_pending_and_the_others_are_drift(compare: Any) -> None:
+    waits = [CleanRow(table=T, op="c", key="8", columns={"order_no": 8})]
+    held = HeldEntity(T, "order", "8", {"order_no": 8}, "waits", 0.0, rows=waits)
+    printed = [(str(number), *PRINTED[1:]) for number in (8, 9)]
+    report = compare(printed, held=[held])
+    assert [(each.key, each.what) for each in report.keys] == [("8", "pending"), ("9", "missing")]
+    assert (report.missing, report.pending) == (1, 1)
+    assert "rows of them wait" in report.pending_why
+
+
+def test_what_a_snapshot_reads_now_is_pending(compare: Any) -> None:
+    tables = '[{"incremental_snapshot_collections_id": "public.orders"}]'
+    reads = {"lsn": 2, "incremental_snapshot_collections": tables}
+    for position in (reads, {"lsn": 2, "snapshot": "INITIAL"}, {"lsn": 0}):
+        report = compare([PRINTED], position=position)
+        assert (report.drifted, report.pending) == (0, 1), position
+        assert report.pending_why == "its connector has not come to what its tables have"
+    assert compare([PRINTED]).missing == 1
+
+
+def test_a_table_that_is_gone_is_named_and_its_entities_are_no_drift(compare: Any) -> None:
+    with pytest.raises(InvalidQuery, match=r"order cannot be compared: there is no public\.orders"):
+        compare([], logged=("7",), is_there=False)

@@ -47,17 +47,17 @@ def check(session: AppSession, entity: EntityNameArgument) -> Result:
         report, advice = _captured(session, capture, entity), _CAPTURED.format(capture)
 
     def check() -> None:
+        if not report.holds:
+            raise VerificationFailed(
+                f"{report.drifted:,} of {report.stored:,} entities of {entity} have drifted.",
+                advice=advice,
+            )
         if report.pending_why is not None:
             raise Unavailable(
                 f"{report.pending:,} entities of {entity} differ, and may have changed since: "
                 f"{report.pending_why}.",
                 advice=f"`everstate cdc status {capture}` shows what the capture does; check again "
                 "when it reads.",
-            )
-        if not report.holds:
-            raise VerificationFailed(
-                f"{report.drifted:,} of {report.stored:,} entities of {entity} have drifted.",
-                advice=advice,
             )
 
     return Result(report, *_told(report), then=check)
@@ -134,10 +134,10 @@ def _told(report: DriftReport) -> Iterator[Piece]:
         yield ResultTable(("key", "what", "reason", "source", "log"), keys, title=title)
     for column, why in report.not_compared.items():
         yield Aside(f"{column} was not compared: {why}")
-    if report.pending_why is not None:
-        return
-    if not report.drifted:
+    if not report.drifted and report.pending_why is None:
         yield "no drift"
+    elif not report.drifted:
+        return
     elif report.action == "none":
         yield f"{report.drifted:,} entities have drifted ({report.share:.2%})"
     else:

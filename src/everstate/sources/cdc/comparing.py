@@ -11,13 +11,11 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import msgspec
@@ -26,19 +24,20 @@ from everstate.changes.drift import DriftedKey, DriftReport, What
 from everstate.changes.json_numbers import decode
 from everstate.config import Config
 from everstate.declarations.captures import Translation
-from everstate.errors import EverstateError, InvalidQuery
+from everstate.errors import EverstateError, InvalidQuery, LogError
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Ends, Offsets
 from everstate.log.publisher import read_progress
 from everstate.log.record import Record
 from everstate.log.state_copy import StateCopy
 from everstate.log.topics import TopicNames
-from everstate.private import private_folder
 from everstate.sources.cdc.balance import decode_note, publisher_name
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.completion import Completed, Known, complete
 from everstate.sources.cdc.connectors import SourceColumn, TableShape
-from everstate.sources.cdc.database import CapturedDatabase
+from everstate.sources.cdc.database import CapturedDatabase, PrintedRows
+from everstate.sources.cdc.halted import tables_to_read
+from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
 from everstate.sources.cdc.printed import FORMS, of_two_forms
 from everstate.sources.cdc.restoring import known_of, stateful
@@ -46,12 +45,15 @@ from everstate.sources.cdc.rows import SourceRow, Unreadable
 from everstate.sources.cdc.states import known_row, state_row
 
 _ROWS: Final = 2_000
+_BYTES: Final = 16 * 1_048_576
+"""Most rows, and about the most printed bytes, that are compared at once."""
 _POLL_S: Final = 0.5
 _STATE, _DIFFERS, _EQUAL = b"s", b"d", b""
 """How the value of an entity begins in the copy: with its state in the log until its row is read,
 and then with how that differs."""
 _CHANGING: Final = re.compile(r"handling\.mode|precision|converters|transforms|mask|truncate")
 """In the name of a connector's setting that may change values."""
+_HELD: Final = "rows of them wait, and `everstate cdc held` lists these"
 _CopyRows = list[tuple[bytes, bytes | None]]
 
 
@@ -72,12 +74,14 @@ def compare_with_table(
         changing = ["its changes are facts"]
     if changing:
         raise InvalidQuery(f"{entity} cannot be compared with a table: {changing[0]}.")
-    with (
-        TemporaryDirectory(prefix="drift-", dir=private_folder(config.project.data_dir)) as folder,
-        closing(StateCopy(Path(folder) / "states", "drift")) as copy,
-        capturing.database() as database,
-    ):
-        return _Comparison(config, capturing, entity, copy, database).run(wait_s)
+    path = config.project.data_dir / f"drift-{entity}"
+    StateCopy(path, "drift").destroy()  # A run that was killed left its states.
+    copy = StateCopy(path, "drift")
+    try:
+        with capturing.database() as database:
+            return _Comparison(config, capturing, entity, copy, database).run(wait_s)
+    finally:
+        copy.destroy()
 
 
 @dataclass
@@ -97,17 +101,26 @@ class _Comparison:
         capture, entity_type = self.capturing.capture, self.capturing.entities[self.entity]
         with Offsets(self.config) as offsets:
             ends = self._read_log(offsets, None, _states)
-            for table, shape in self.database.shapes(capture.settings).items():
-                declared = capture.tables[table]
-                if declared.entity == self.entity:
-                    self._read_table(TableMapping(capture, table, declared, entity_type), shape)
+            shapes, held = self.database.shapes(capture.settings), set[str]()
+            for table, declared in capture.tables.items():
+                if declared.entity != self.entity:
+                    continue
+                if table not in shapes:
+                    raise InvalidQuery(f"{self.entity} cannot be compared: there is no {table}.")
+                mapping = TableMapping(capture, table, declared, entity_type)
+                self._read_table(mapping, shapes[table])
             if next(self._differences(), None) is not None:
                 pending_why = self._wait_until_read(offsets, wait_s)
+                with suppress(LogError):  # there is no such topic, if the capture was never cleaned
+                    listed = read_held(self.config, capture.name)
+                    held = {one.key for one in listed if one.entity == self.entity and one.rows}
                 self._read_log(offsets, ends, _forgotten)
         counts, keys, logged = Counter[str](), list[DriftedKey](), self.stored
         for each in self._differences():
             logged += (each.what == What.EXTRA) - (each.what == What.MISSING)
-            told = each if pending_why is None else replace(each, what=What.PENDING.value)
+            told = each
+            if pending_why is not None or each.key in held:
+                told = replace(each, what=What.PENDING.value)
             counts[told.what] += 1
             if len(keys) < self.config.drift.keys_max:
                 keys.append(told)
@@ -120,7 +133,7 @@ class _Comparison:
             different=counts[What.DIFFERENT],
             extra=counts[What.EXTRA],
             pending=counts[What.PENDING],
-            pending_why=pending_why if counts else None,
+            pending_why=(pending_why or _HELD) if counts[What.PENDING] else None,
             not_compared=self.not_compared,
             share=(counts.total() - counts[What.PENDING]) / max(1, self.stored, logged),
             keys=tuple(keys),
@@ -141,15 +154,15 @@ class _Comparison:
     def _read_table(self, mapping: TableMapping, shape: TableShape) -> None:
         """Read a table, and store in the copy which of its rows differ."""
         table = TableRows(mapping, shape)
-        not_compared = table.not_compared.items()
-        self.not_compared |= {f"{mapping.name}.{name}": why for name, why in not_compared}
+        not_compared = table.not_compared | table.not_compared_fields
+        self.not_compared |= {f"{mapping.name}.{name}": why for name, why in not_compared.items()}
         printed = self.database.printed_rows(mapping.name, table.columns)
-        while rows := [table.row(each) for each in islice(printed, _ROWS)]:
+        while rows := [table.row(each) for each in _batch(printed)]:
             self.stored += len(rows)
             names, writes = [key.encode() for key, _ in rows], dict[bytes, bytes | None]()
             for name, (_, row), state in zip(names, rows, self.copy.get_many(names), strict=True):
                 known = known_row(state[1:]) if state and state.startswith(_STATE) else None
-                differs = difference(known, row, mapping)
+                differs = difference(known, row, mapping, table.not_compared_fields)
                 if name in writes or (state is not None and known is None):
                     differs = What.DIFFERENT, "several rows have its key"
                 told = (*(differs or ()), 0, known.version if known else 0)
@@ -170,10 +183,15 @@ class _Comparison:
         capturing, raw_log = self.capturing, self.capturing.names.raw_log
         place, deadline = self.database.log_place(), time.monotonic() + wait_s
         try:
-            # Also where nothing else is written, the connector gets behind the place.
-            capturing.nudge()
+            if capturing.runs():
+                # Also where nothing else is written, it gets behind the place.
+                capturing.nudge()
             position: Mapping[str, Any] = {}
-            while "snapshot" in position or not self.database.has_passed(position, place):
+            while (
+                "snapshot" in position
+                or tables_to_read(position)
+                or not self.database.has_passed(position, place)
+            ):
                 if not capturing.runs():
                     return "its connector does not run"
                 if time.monotonic() > deadline:
@@ -206,10 +224,11 @@ class TableRows:
         self.columns: list[SourceColumn] = []
         """Those that are read."""
         self.not_compared: dict[str, str] = {}
+        self.not_compared_fields: dict[str, str] = {}
         for each in shape.columns:
-            read_by = mapping.field_of(each.name)
-            if each.name not in shape.key and read_by is None:
+            if each.is_generated or not (each.name in shape.key or mapping.reads(each.name)):
                 continue
+            read_by = mapping.field_of(each.name)
             types = mapping.model_fields[read_by].tree.types if read_by else set()
             why = each.absent
             if each.name.lower() in codes:
@@ -224,6 +243,10 @@ class TableRows:
             self.not_compared[each.name] = why
             if each.name in shape.key:
                 raise InvalidQuery(f"{mapping.name} cannot be compared by its {each.name}: {why}.")
+        if self.not_compared:
+            # A state has no value that a column had before its field was computed of it.
+            why = "it is computed, and may be made of what is not compared"
+            self.not_compared_fields = dict.fromkeys(mapping.table.computed, why)
         self._convert = [(each.name, forms[each.kind]) for each in self.columns]
 
     def row(self, printed: Sequence[str | bytes | None]) -> tuple[str, CleanRow | str]:
@@ -252,11 +275,14 @@ class TableRows:
 
 
 def difference(
-    known: Known | None, row: CleanRow | str, mapping: TableMapping
+    known: Known | None,
+    row: CleanRow | str,
+    mapping: TableMapping,
+    not_compared: Container[str] = (),
 ) -> tuple[What, str] | None:
     """How the newest state of an entity differs from its row; ``None``: it does not. Pure.
 
-    A column that is not compared has the value of the state.
+    A column that is not compared has the value of the state; so have the fields ``not_compared``.
     """
     what = What.MISSING if known is None or known.is_deleted else What.DIFFERENT
     if isinstance(row, str):
@@ -271,8 +297,19 @@ def difference(
         return None
     fields, logged = decode(outcome.steps[-1].current or b""), decode(known.image)
     # A state of an earlier model lacks the fields that it got since.
-    other = [name for name, value in fields.items() if logged.get(name) != value]
+    unequal = [name for name, value in fields.items() if logged.get(name) != value]
+    other = [name for name in unequal if name not in not_compared]
     return (what, f"other values of {', '.join(other)}") if other else None
+
+
+def _batch(printed: PrintedRows) -> Iterator[Sequence[str | bytes | None]]:
+    """The next rows, as many as fit into memory."""
+    size = 0
+    for row in islice(printed, _ROWS):
+        yield row
+        size += sum(len(value) for value in row if value is not None)
+        if size > _BYTES:
+            return
 
 
 def _states(record: Record) -> _CopyRows:

@@ -284,6 +284,10 @@ class TableMapping:
         if missing:
             raise Unreadable(f"{min(missing)}: {self.name} {NO_COLUMN}")
 
+    def reads(self, column: str) -> bool:
+        """Whether a field, or what computes one, may have the values of a column."""
+        return self._column(column, None) is not None
+
     def field_of(self, column: str) -> str | None:
         """Field that has a column's values; ``None``: there is none, or it is computed."""
         found = self._column(column, None)

@@ -68,6 +68,9 @@ _COLUMNS: Final = """\
 SELECT column_name AS name, IF(column_type = 'bit(1)', column_type, data_type) AS type
 FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
+_ENGINE: Final = """\
+SELECT engine FROM information_schema.tables
+WHERE table_schema = %s AND table_name = %s AND engine = %s"""
 _TABLE_IDS: Final = """\
 SELECT name, table_id AS id,
   (SELECT max(table_id) FROM information_schema.innodb_sys_tables) AS seen
@@ -216,6 +219,9 @@ class MariaDatabase(CapturedDatabase):
             closing(self._connection.cursor(cursors.SSCursor)) as cursor,
         ):
             cursor.execute("SET time_zone = '+00:00'")
+            # Another engine would lock the table until its last row was sent.
+            is_plain = self._rows(_ENGINE, *table.split(".", 1), "InnoDB")
+            listed = listed if is_plain else f"SQL_BUFFER_RESULT {listed}"
             converters, self._connection.decoders = self._connection.decoders, {}
             try:
                 cursor.execute(f"SELECT {listed} FROM {self._quoted(table)}")

@@ -11,6 +11,7 @@ import base64
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
+from math import isfinite
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,11 @@ FromPrinted = Callable[[Any], Any]
 """Raises ValueError for a value that no captured row has, such as an infinite time."""
 _DAY_ZERO: Final = date(1970, 1, 1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_JAVA_NAMES: Final = {
+    "NaN": "NAN",
+    "Infinity": "POSITIVE_INFINITY",
+    "-Infinity": "NEGATIVE_INFINITY",
+}
 _decode_elements = msgspec.json.Decoder(list[Any], float_hook=str).decode
 
 
@@ -55,17 +61,27 @@ def _clock(text: str) -> int:
     return -micros if text.startswith("-") else micros
 
 
+def _float(text: str) -> float | str:
+    # JSON has no number for NaN and infinity.
+    return value if isfinite(value := float(text)) else text
+
+
+def _numeric(text: str) -> str:
+    return _JAVA_NAMES.get(text, text)
+
+
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
 _IN_POSTGRES: Final[Mapping[str, FromPrinted]] = {
     **dict.fromkeys("text varchar bpchar citext uuid enum cidr inet macaddr ltree".split(), str),
-    **dict.fromkeys("numeric int4range int8range numrange daterange tsrange".split(), str),
+    **dict.fromkeys("int4range int8range numrange daterange tsrange".split(), str),
     **dict.fromkeys("int2 int4 int8 oid".split(), int),
-    **dict.fromkeys("float4 float8".split(), float),
+    **dict.fromkeys("float4 float8".split(), _float),
     "bool": lambda text: text in ("t", True),
     "bytea": lambda text: _base64(bytes.fromhex(text.removeprefix("\\x"))),
+    "numeric": _numeric,
     "date": _day,
     "timestamp": _local,
     "timestamptz": _instant,
@@ -75,7 +91,7 @@ _IN_MARIADB: Final[Mapping[str, FromPrinted]] = {
     **dict.fromkeys("enum set".split(), str),
     **dict.fromkeys("tinyint smallint mediumint int bigint year".split(), int),
     **dict.fromkeys("binary varbinary tinyblob blob mediumblob longblob".split(), _base64),
-    "double": float,
+    "double": _float,
     "bit(1)": b"\x01".__eq__,
     "date": _day,
     "datetime": _local,
