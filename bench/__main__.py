@@ -24,6 +24,7 @@ BENCHES = (
     "keep",
     "riders",
     "freshness",
+    "stores",
     "throttle",
     "derive",
     "rebuild",

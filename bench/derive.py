@@ -21,8 +21,8 @@ from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.topics import Topics
 from everstate.pipeline.derive.deriver import Deriver
+from everstate.postgres import connect_views
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 
 COUNT = 250_000
 

@@ -39,8 +39,8 @@ from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.keeping.trail import Trailer
+from everstate.postgres import connect_views
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 
 CHANGES = 200_000
 ENTITIES = 1_000_000
@@ -104,7 +104,7 @@ def _microseconds(session: Session, filled: Config, count: int, project: App) ->
     config = session.fresh(filled)
     try:
         steps = kept(session, config, count, project)
-        _check_kept(config)
+        check_kept(config)
         return sum(seconds for _, seconds in steps) * 1e6 / count
     finally:
         session.drop(config)
@@ -133,13 +133,13 @@ def _apart(
         began = time.perf_counter()
         after(session, config, project)
         took = time.perf_counter() - began
-        _check_kept(config)
+        check_kept(config)
         return took * 1e6 / rest
     finally:
         session.drop(config)
 
 
-def _check_kept(config: Config) -> None:
+def check_kept(config: Config) -> None:
     """A view that fails stops at its error, and would look quick."""
     with connect_views(config.views_dsn) as connection:
         control = Control(connection, config.views.schema_name)

@@ -21,8 +21,8 @@ from everstate.log.producer import Producer
 from everstate.log.topics import Topics
 from everstate.pipeline.proof.verify import verify_views
 from everstate.pipeline.reports import failing
+from everstate.postgres import connect_views
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 
 IMPORTED = 200_000
 IMPORT_RATE = 10_000

@@ -14,17 +14,20 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
 import typer
 from prometheus_client.metrics import MetricWrapperBase
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 from pydantic_core import PydanticUndefined
 
 import everstate
 from everstate import api_config, config, errors, sections
 from everstate.cli import cli
+from everstate.views.stores.registry import STORES
+from everstate.views.tables import HOME
 
 REFERENCE = Path(__file__).parent / "reference"
 _WRITTEN = "<!-- written by docs/generate.py -->\n"
@@ -72,6 +75,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "cli.md": _cli_page(),
         REFERENCE / "metrics.md": _metrics_page(),
         REFERENCE / "types.md": _types_page(),
+        REFERENCE / "views.md": _views_page(),
     }
 
 
@@ -91,6 +95,9 @@ def _config_page() -> str:
         model = field.annotation
         assert isinstance(model, type)
         assert issubclass(model, BaseModel)
+        if model is sections.StoresConfig:
+            section, model = "stores.NAME", sections.ViewServerConfig
+        variable = section.upper().replace(".", "_")
         what = _first_line(model).partition(": ")[2]
         lines.append(f"## [{section}]\n\n{what[:1].upper()}{what[1:]}\n")
         lines.append("| setting | default | environment | what |\n|---|---|---|---|")
@@ -98,9 +105,7 @@ def _config_page() -> str:
             default = info.get_default(call_default_factory=True)
             shown = "" if default in (None, PydanticUndefined, {}) else f"`{_toml(default)}`"
             note = notes.get((model.__name__, name), "")
-            lines.append(
-                f"| `{name}` | {shown} | `EVERSTATE_{section.upper()}_{name.upper()}` | {note} |"
-            )
+            lines.append(f"| `{name}` | {shown} | `EVERSTATE_{variable}_{name.upper()}` | {note} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -388,6 +393,65 @@ def _types_page() -> str:
         lines += [f"| {_code(name)} | {why} |" for name, why in columns.REFUSED[database].items()]
         lines.append("")
     return "\n".join(lines)
+
+
+_STORES_BEGIN, _STORES_END = (
+    "<!-- docs/generate.py writes this table -->\n",
+    "<!-- until here -->\n",
+)
+_BY_CITY = "FROM guest JOIN place ON guest.city = place.city"
+_HOURS = "GROUP BY window(since, '1 hour')"
+_OF_EACH = "QUALIFY row_number() OVER (PARTITION BY city ORDER BY nights DESC) <= 2"
+_VIEWS: dict[str, dict[str, Any]] = {
+    "rows": {"sql": "SELECT city FROM guest"},
+    "what has changed": {"sql": "SELECT city FROM guest_changes"},
+    "sums, counts, averages": {"sql": "SELECT city, count(*) AS n FROM guest GROUP BY city"},
+    "`min`, `max`, `count(DISTINCT x)`": {
+        "sql": "SELECT city, min(nights) AS n FROM guest GROUP BY city"
+    },
+    "top lists": {"sql": "SELECT city FROM guest ORDER BY nights DESC LIMIT 3"},
+    "last or top n of a category": {"sql": f"SELECT city, nights FROM guest {_OF_EACH}"},
+    "windows of time": {"sql": f"SELECT window.start AS start, count(*) AS n FROM guest {_HOURS}"},
+    "the option `indexes`": {"sql": "SELECT city FROM guest", "indexes": ("city",)},
+    "search": {"sql": "SELECT city FROM guest", "search": ("city",)},
+    "cache": {"sql": "SELECT city FROM guest", "ttl": "1 hour"},
+    "two entity types": {"sql": f"SELECT guest.nights, place.name {_BY_CITY}"},
+    "groups over two": {"sql": f"SELECT place.name, count(*) AS n {_BY_CITY} GROUP BY place.name"},
+    "a policy that throttles": {
+        "sql": "SELECT city FROM guest",
+        "policies": [everstate.throttle(per_second=1, actor="importer")],
+    },
+}
+"""A view of each kind, for the table of what each store keeps."""
+
+
+def _views_page() -> str:
+    """The page as it is, with a new table of kinds of views and stores."""
+    before, _, rest = (REFERENCE / "views.md").read_text("utf-8").partition(_STORES_BEGIN)
+    names = [name for name in STORES if name != HOME]
+    lines = [f"| kind | `{HOME}` | {' | '.join(f'`{name}`' for name in names)} |"]
+    lines.append(f"|---|---|{'---|' * len(names)}")
+    for kind, options in _VIEWS.items():
+        cells = [_kept_in(name, options) for name in (HOME, *names)]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    table = "\n".join(lines)
+    return f"{before}{_STORES_BEGIN}\n{table}\n\n{_STORES_END}{rest.partition(_STORES_END)[2]}"
+
+
+def _kept_in(store: str, options: dict[str, Any]) -> str:
+    """`yes`, or why a view is refused that is declared in a store."""
+    app = everstate.App("hotel")
+    columns: dict[str, Any] = {"city": (str, ...), "nights": (int, ...), "name": (str, ...)}
+    columns["since"] = (datetime, ...)
+    app.entity("guest", key="name")(create_model("Guest", **columns))
+    app.entity("place", key="city")(create_model("Place", **columns))
+    try:
+        app.view("shown", store=store, **options)
+    except errors.InvalidView as refused:
+        reason = refused.message.removeprefix("view shown: ")
+        reason = reason.removeprefix(f"it cannot be kept in the store {store}: ")
+        return f"no: {reason.replace(f' in the store {store}', '').rstrip('.')}"
+    return "yes"
 
 
 def _code(text: str) -> str:

@@ -25,7 +25,8 @@ SLACK_S: Final = 5.0
 """Processor seconds more, for any file: small files are not measured exactly."""
 UNLISTED_S: Final = 2.0
 """The budget of a file that the list does not name."""
-_TOGETHER: Final = ("cassandra", "connect", "mariadb")
+_ALONE: Final = ("cassandra", "opensearch")
+_TOGETHER: Final = (*_ALONE, "connect", "mariadb")
 """Servers that only one worker should start: the files that use them run one after the other."""
 _ROUNDS: Final = 5
 
@@ -69,10 +70,8 @@ class Budgets:
             wanted = fixtures_named(self.root / name)
             shared = [server for server in _TOGETHER if server in wanted]
             # MariaDB is there to be captured from: its files go with those of Connect.
-            if "cassandra" in shared:
-                self._units[name] = "cassandra"
-            else:
-                self._units[name] = "connect" if shared else name
+            alone = [server for server in _ALONE if server in shared]
+            self._units[name] = alone[0] if alone else "connect" if shared else name
         return self._units[name]
 
     def order(self, names: Iterable[str]) -> dict[str, tuple[float, str, float, str]]:

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 import pytest
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from archive_cases import Shop
     from everstate.sources.stores.postgres import EntityStore
     from everstate.views.control import Control
+    from kit.opensearch import OpenSearchServer
+    from kit.served_redis import ServedRedis
+    from kit.served_store import ServedStore
     from kit.view_postgres import PostgresKeptOrders
     from reading_cases import Orders
 
@@ -56,6 +59,7 @@ _MARKS = {
     "cassandra": ("cassandra",),
     "connect": ("connect",),
     "mariadb": ("mariadb",),
+    "opensearch": ("opensearch",),
 }
 
 
@@ -153,6 +157,44 @@ def cassandra(stack: RunningStack) -> Iterator[RunningStack]:
         yield RunningStack(config, servers, stack.given)
     finally:
         servers.stop()
+
+
+_Server = TypeVar("_Server", bound="ServedStore")
+
+
+def _alone(made: type[_Server], request: pytest.FixtureRequest, folder: Path) -> Iterator[_Server]:
+    """The server of a store for the whole run; in CI its absence is a failure."""
+    request.config.stash.setdefault(KEPT_FOLDERS, []).append(str(folder))
+    try:
+        with made.alone(folder, fsync=False) as server:
+            yield server
+    except LocalStackError as cause:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"{made.name} does not start here: {cause}")
+
+
+@pytest.fixture(scope="session")
+def redis(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedRedis]:
+    """A Redis for the whole run."""
+    from kit.served_redis import ServedRedis
+
+    yield from _alone(ServedRedis, request, tmp_path_factory.mktemp("redis"))
+
+
+@pytest.fixture(scope="session")
+def opensearch(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OpenSearchServer]:
+    """OpenSearch for the whole run; everstate does not start one for its users.
+
+    It needs a JDK of 17 to 23, which a machine may not have.
+    """
+    from kit.opensearch import OpenSearchServer
+
+    yield from _alone(OpenSearchServer, request, tmp_path_factory.mktemp("opensearch"))
 
 
 @pytest.fixture

@@ -232,6 +232,8 @@ def only_reads(argv: list[str]) -> bool:
     words = argv[3:] if argv[1:2] == ["-C"] else argv[1:]
     if argv[0] == "everstate":
         return words[0] in _READS or " ".join(words[:2]) in _READS
+    if argv[0] == "python":
+        return argv[1:2] == ["read.py"]
     return argv[0] == "curl" and not {"-X", "-d", "--json", "--data"} & set(argv)
 
 

@@ -26,8 +26,9 @@ _JVMS: Final = (
     ("org.apache.kafka.connect.cli.ConnectDistributed", "connect"),
     ("org.apache.cassandra.service.CassandraDaemon", "cassandra"),
     ("org.apache.spark.deploy.SparkSubmit", "spark"),
+    ("OpenSearchServer.java", "opensearch"),
 )
-SERVERS: Final = {"mariadbd"}
+SERVERS: Final = {"mariadbd", "redis-server"}
 """Programs that are a server whatever their arguments are."""
 _LAUNCHER: Final = "org.apache.spark.launcher.Main"
 """Builds the command line of Spark's JVM, and is gone in a moment, as is who asks for a version."""

@@ -140,7 +140,7 @@ FIELD_TYPES: Final = (
             *_refused(TYPE, '"0000-00-00"', '"2023-02-29"', '"-0044-03-15"', '"10000-01-01"'),
             *_refused(TYPE, '"infinity"', '"2026-01-02T03:04:05"'),
             *_refused("the field is a day", '"2026-01-02T00:00:00+05:00"', SQL_emit=TYPE),
-            Given("0", NO_NUMBER, {**UNITS, "SQL emit": TYPE}),
+            Given("0", NO_NUMBER + "date", {**UNITS, "SQL emit": TYPE}),
         ),
     ),
     FieldType(
@@ -152,7 +152,7 @@ FIELD_TYPES: Final = (
             *_refused(FINE, '"2026-01-02T03:04:05.1234567Z"', SQL_emit=TYPE),
             *_refused(TYPE, '"2026-01-02T23:59:60Z"', '"2026-01-02T24:00:00Z"', '"infinity"'),
             Given('"2026-01-02T03:04:05"', TYPE, {"SQL emit": None}),
-            Given("0", NO_NUMBER, {**UNITS, "SQL emit": TYPE}),
+            Given("0", NO_NUMBER + "time", {**UNITS, "SQL emit": TYPE}),
         ),
     ),
     FieldType(

@@ -29,7 +29,14 @@ from everstate.errors import (
     InvalidProject,
     UnknownSetting,
 )
-from everstate.sections import MAY_HOLD_SECRET, AlertsConfig, LoggingConfig, Section
+from everstate.sections import (
+    MAY_HOLD_SECRET,
+    AlertsConfig,
+    LoggingConfig,
+    Section,
+    StoresConfig,
+    ViewServerConfig,
+)
 
 CONFIG_FILE = "everstate.toml"
 _PATHS: Final[dict[str, tuple[str, ...]]] = {
@@ -309,6 +316,7 @@ class Config(BaseSettings):
     drift: DriftConfig = DriftConfig()
     commands: CommandsConfig = CommandsConfig()
     views: ViewsConfig = ViewsConfig()
+    stores: StoresConfig = StoresConfig()
     archive: ArchiveConfig = ArchiveConfig()
     pipeline: PipelineConfig = PipelineConfig()
     api: ApiConfig = ApiConfig()
@@ -412,9 +420,11 @@ def _refusal(error: ErrorDetails, file: Path) -> EverstateError:
     """
     place, value = [str(part) for part in error["loc"]], error.get("input")
     field, where = ".".join(place), _where(place, file)
+    if place[:1] == ["stores"] and len(place) > 2:
+        place = [".".join(place[:2]), *place[2:]]
     if error["type"] == "missing":
         return InvalidConfig(field, None, "a value: it is required", where=where)
-    fields = _fields_of(place[0]) if place and place[0] in Config.model_fields else {}
+    fields = _fields_of(place[0]) if place else {}
     known = fields.get(place[1]) if len(place) > 1 else None
     is_shown = known is not None and MAY_HOLD_SECRET not in known.metadata
     if error["type"] == "extra_forbidden":
@@ -438,17 +448,20 @@ def _unknown(place: list[str], is_section: bool) -> tuple[str, str | None]:
     if len(place) == 1:
         near = get_close_matches(place[0], sections, 1)
         return f"section [{place[0]}]", f"[{near[0]}]" if near else None
-    near = get_close_matches(place[-1], sections.get(place[0], ()), 1)
+    near = get_close_matches(place[-1], _fields_of(place[0]), 1)
     return f"setting {'.'.join(place)}", ".".join([*place[:-1], near[0]]) if near else None
 
 
 def _fields_of(section: str) -> dict[str, Any]:
-    return getattr(Config.model_fields[section].annotation, "model_fields", {})
+    if section.startswith("stores."):
+        return dict(ViewServerConfig.model_fields)
+    known = Config.model_fields.get(section)
+    return {} if known is None else getattr(known.annotation, "model_fields", {})
 
 
 def _where(place: list[str], file: Path) -> str | None:
     """Origin of a setting: its environment variable, else file and line; ``None``: unknown."""
-    variable = "_".join(["EVERSTATE", *place[:2]]).upper()
+    variable = "_".join(["EVERSTATE", *place[: 3 if place[:1] == ["stores"] else 2]]).upper()
     if variable in (name.upper() for name in os.environ):
         return variable
     header, found = "", None
@@ -543,17 +556,17 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
         dsn = getattr(config, section).dsn
         if dsn is not None:
             check_dsn(f"{section}.dsn", dsn)
-    beside = {name: _beside(folder, config, name) for name in _PATHS}
-    found = config.model_copy(update=beside)
+    beside = {name: _beside(folder, getattr(config, name), name) for name in _PATHS}
+    servers = {k: _beside(folder, v, f"stores.{k}") for k, v in config.stores.servers.items()}
+    found = config.model_copy(update={**beside, "stores": StoresConfig(**servers)})
     found._folder = folder  # noqa: SLF001
     return found
 
 
-def _beside(folder: Path, config: Config, section: str) -> Section:
+def _beside(folder: Path, found: Section, section: str) -> Section:
     """Copy of a section in which paths are relative to ``folder``, and ``~`` is the user's home."""
-    found: Section = getattr(config, section)
     changed: dict[str, Path | str] = {}
-    for name in _PATHS[section]:
+    for name in _PATHS.get(section, ("ssl_cafile",)):
         given = getattr(found, name)
         is_text = isinstance(given, str) and f"{section}.{name}" in _TEXT_PATHS
         if not (isinstance(given, Path) or (is_text and "://" not in given)):

@@ -253,7 +253,13 @@ class Journal:
 
 
 _own = threading.local()
-"""``journal`` and ``part`` of the part that this thread runs."""
+"""``journal`` and ``part`` of the part that this thread runs, and ``begin``, which begins more."""
+
+
+def begins(name: str, run: PartRun) -> None:
+    """Run one more part of this thread's role until the role ends; once for each name."""
+    if hasattr(_own, "begin"):
+        _own.begin(name, run)
 
 
 def waits(error: EverstateError, pause_s: float) -> None:
@@ -347,7 +353,7 @@ def run_parts(
     retries = Retries(steady_s=_STEADY_S)
 
     def supervised(name: str, run: PartRun) -> None:
-        _own.journal, _own.part = journal, name
+        _own.journal, _own.part, _own.begin = journal, name, begin
         journal.running(name)
         while not stop.is_set():
             try:
@@ -373,16 +379,20 @@ def run_parts(
                 stop.wait(pause)
                 journal.retried(name)
 
+    threads = dict[str, threading.Thread]()
+
+    def begin(name: str, run: PartRun) -> None:
+        if name not in threads:
+            given = (name, run)
+            threads[name] = threading.Thread(target=supervised, args=given, name=name, daemon=True)
+            threads[name].start()
+
     journal.doing(None)
-    threads = [
-        threading.Thread(target=supervised, args=(name, run), name=name, daemon=True)
-        for name, run in parts.items()
-    ]
-    for thread in threads:
-        thread.start()
+    for name, run in parts.items():
+        begin(name, run)
     while not stop.wait(_BEAT_S):
         journal.beat()
-    for thread in threads:
+    for thread in list(threads.values()):
         thread.join(_JOIN_S)
     if failures:
         raise failures[0]

@@ -92,6 +92,16 @@ def views_errors(dsn: str) -> Iterator[None]:
         raise unavailable(dsn, cause) from cause
 
 
+@contextmanager
+def connect_views(dsn: str, **settings: Any) -> Iterator[Connection]:
+    """A new connection to the views' database in autocommit mode for the block.
+
+    Raises Unavailable and StatementRefused, also from inside.
+    """
+    with refusals(), views_errors(dsn), connect(dsn, **settings) as connection:
+        yield connection
+
+
 def unavailable(dsn: str, cause: psycopg.Error) -> Unavailable:
     """The error for a server that does not answer, or that cannot serve the statement now."""
     problem = "does not answer" if is_away(cause) else "cannot answer now"

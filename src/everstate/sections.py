@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 MAY_HOLD_SECRET: Final = "may hold a secret"
 """Marks a setting whose value is never shown in messages."""
@@ -22,8 +23,62 @@ class Section(BaseModel):
         """Fields for ``repr``, without those that may hold a secret."""
         fields = type(self).model_fields
         for name, value in super().__repr_args__():
-            hidden = value is not None and MAY_HOLD_SECRET in fields[str(name)].metadata
-            yield name, "…" if hidden else value
+            known = fields.get(str(name))
+            is_secret = known is not None and MAY_HOLD_SECRET in known.metadata
+            yield name, "…" if is_secret and value is not None else value
+
+
+class ViewServerConfig(Section):
+    """`[stores.NAME]`: the server of the store of views with that name, such as `redis`."""
+
+    url: Annotated[str | None, MAY_HOLD_SECRET] = None
+    """Address of your own server; with TLS if it begins with `rediss://` or `https://`. Default:
+    the server of the local stack, which `everstate up` starts if this section is there."""
+    user: str | None = None
+    """User name, for a server that requires one."""
+    password: Annotated[SecretStr | None, MAY_HOLD_SECRET] = None
+    """Password of the user. The environment variable is a safer place for it than the file."""
+    ssl_cafile: Path | None = None
+    """Certificates of the authorities that sign the server's certificate, in PEM, relative to
+    everstate.toml. Default: those of the system."""
+
+
+class StoresConfig(Section):
+    """`[stores]`: the servers of stores of views, by the store's name."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, ViewServerConfig]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_environment(cls, given: Any) -> Any:
+        """Values that the environment names ``<store>_<setting>``, in the store's section."""
+        if not isinstance(given, Mapping):
+            return given
+        found = {name: dict(value) for name, value in given.items() if isinstance(value, Mapping)}
+        for name, value in given.items():
+            for setting in ViewServerConfig.model_fields:
+                store, separator, rest = name.rpartition(f"_{setting}")
+                if name not in found and separator and store and not rest:
+                    found.setdefault(store, {})[setting] = value
+                    break
+            else:
+                found.setdefault(name, value)
+        return found
+
+    @property
+    def servers(self) -> Mapping[str, ViewServerConfig]:
+        """The sections of the stores, by name."""
+        return self.__pydantic_extra__
+
+    def server(self, name: str) -> ViewServerConfig:
+        """The section of a store; all defaults if there is none."""
+        return self.servers.get(name, ViewServerConfig())
+
+    def with_url(self, name: str, url: str) -> StoresConfig:
+        """Copy with the address of the server of a store."""
+        found = self.server(name).model_copy(update={"url": url})
+        return StoresConfig(**{**self.servers, name: found})
 
 
 class AlertsConfig(Section):

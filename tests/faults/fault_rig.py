@@ -33,7 +33,7 @@ PATIENCE_S = 300.0
 _POLL_S = 0.2
 _TOML = """
 [project]
-app = "fault_app:app"
+app = "{app}"
 [log]
 partitions = 3
 [archive]
@@ -49,9 +49,9 @@ driver_memory = "1g"
 class Rig:
     """Kafka and PostgreSQL with fsync, `everstate run` and the writers, each in its own process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, app: str = "fault_app:app", more: str = "") -> None:
         self.folder = folder
-        (folder / "everstate.toml").write_text(_TOML, "utf-8")
+        (folder / "everstate.toml").write_text(_TOML.format(app=app) + more, "utf-8")
         self.stack = Stack(load(folder))
         self.config: Config = self.stack.start()
         with Topics(self.config) as topics:

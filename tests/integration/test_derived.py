@@ -26,9 +26,9 @@ from everstate.log.topics import TopicNames
 from everstate.pipeline.derive.declare import retire_topics
 from everstate.pipeline.derive.deriver import Deriver
 from everstate.pipeline.derive.verify import _judge, _stand, verify_topic
+from everstate.postgres import connect_views
 from everstate.views.changing import ask_rebuild, ask_undo, drop
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 from log_cases import lose_records
 
 pytestmark = pytest.mark.settings(archive={"trigger_s": 1})

@@ -25,8 +25,8 @@ from everstate.log.derived import DerivedReader
 from everstate.log.record import OutRecord
 from everstate.pipeline.derive.expressions import raw_records
 from everstate.pipeline.derive.raw import RawDeriver, check_slots
+from everstate.postgres import connect_views
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 from kit.waiting import started
 from log_cases import lose_records
 

@@ -19,9 +19,9 @@ from everstate.parts import Journal, Part, run_parts, states_folder
 from everstate.pipeline.keeping.dead import DeadLetterSender
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.keeping.metrics import BEHIND, VERSION_FIELDS
+from everstate.postgres import connect_views
 from everstate.views.changing import forget_view
 from everstate.views.control import RETIRED, Control
-from everstate.views.database import connect_views
 
 BY_COUNTRY = "SELECT country, orders, amount FROM by_country ORDER BY country NULLS LAST"
 

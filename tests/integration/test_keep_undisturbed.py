@@ -19,8 +19,8 @@ from everstate.app import App
 from everstate.archive import table_path
 from everstate.pipeline.keeping import trail
 from everstate.pipeline.keeping.spans import Archived
+from everstate.postgres import connect_views
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 from everstate.views.kinds import ViewPlan
 from everstate.views.stores import ViewTables
 from kit.models import Seat

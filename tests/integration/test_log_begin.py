@@ -16,6 +16,7 @@ from everstate.config import Config
 from everstate.errors import LogError, LogIdentityChanged, TopicResized
 from everstate.log.topics import TopicNames, Topics
 from everstate.pipeline.drift.check import check_drift
+from everstate.postgres import connect_views
 from everstate.sources.outbox import Relay
 from everstate.sources.stores.cassandra import CassandraStore, Database, Publisher
 from everstate.sources.stores.postgres import EntityStore
@@ -23,7 +24,6 @@ from everstate.sources.stores.postgres.truth import PostgresTruth
 from everstate.testing.log_checker import read_topic
 from everstate.testing.store_contract import CLERK, ORDER, StoredOrder
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 from kit.settings import altered
 from kit.verbs import verbs
 from log_cases import grow

@@ -24,9 +24,9 @@ from everstate.pipeline.archiving.audit import audit
 from everstate.pipeline.batch.accepted import REVIVED, accepted_changes
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.spark.archived import read_archive
+from everstate.postgres import connect_views
 from everstate.views.changing import ask_rebuild
 from everstate.views.control import Control
-from everstate.views.database import connect_views
 
 Amount = Annotated[Decimal, Field(max_digits=12, decimal_places=2)]
 

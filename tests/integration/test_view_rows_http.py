@@ -17,6 +17,7 @@ from test_subscriptions import served
 
 from everstate.archive import table_path
 from everstate.changes.tokens import parse_token
+from everstate.errors import NotFound
 from everstate.log.consumer import Consumer
 from reading_cases import Orders
 
@@ -311,3 +312,20 @@ def test_no_reader_sees_half_of_a_range(orders: Orders, api: httpx.Client) -> No
     tokens = sorted({token for token, _ in seen})
     assert len(tokens) > 5
     assert unlike(orders, [(token, seen[-1][1]) for token in tokens])
+
+
+def test_rows_in_another_store_are_answered_with_where_they_are(
+    orders: Orders, api: httpx.Client
+) -> None:
+    """What is published decides, and not the declaration, which may be newer."""
+    some_orders(orders)
+    orders.kept.control.run(
+        "UPDATE {view} SET definition = definition || %s::jsonb WHERE name = 'open_orders'",
+        ('{"store": "redis"}',),
+    )
+    for path in ("", "/rows/o%2F1", "/stream"):
+        problem = got(api, f"/views/v1/open_orders{path}", 404)
+        assert problem["detail"].startswith("the rows of open_orders are in the store redis.")
+    with pytest.raises(NotFound, match="in the store redis"):
+        orders.app.snapshot("open_orders", config=orders.config)
+    assert got(api, "/views/v1/by_region")["items"]

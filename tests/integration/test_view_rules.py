@@ -20,10 +20,10 @@ from everstate.changes.triggers import when
 from everstate.config import Config
 from everstate.errors import NotCaughtUp, ThrottledChangesWait
 from everstate.pipeline.keeping.releasing import Releaser
+from everstate.postgres import connect_views
 from everstate.views.changing import ask_rebuild
 from everstate.views.control import Control, deferring
 from everstate.views.control.deferring import deferred_offsets
-from everstate.views.database import connect_views
 from everstate.views.policies import DEFERRED, ignore, throttle
 from everstate.views.tables import KeptTable, rule_column
 from kit.view_contract import TOTALS

@@ -17,7 +17,7 @@ from everstate.app import App
 from everstate.cli.plan import planned
 from everstate.cli.proofs import prove
 from everstate.errors import ArchiveError, EverstateError, InvalidQuery, NotFound, PublishRefused
-from everstate.pipeline.keeping import build
+from everstate.pipeline.keeping import build, trail
 from everstate.pipeline.keeping.alone import build_until
 from everstate.pipeline.requests.answers import Answers
 from everstate.views.changing import ask_rebuild, ask_undo, cancel, drop
@@ -282,9 +282,10 @@ def test_v6_a_version_is_built_by_one_process_at_a_time(world: World, control: C
 
 
 def test_v13_readers_of_older_snapshots_and_dependents_hold_a_version_back(
-    world: World, control: Control
+    world: World, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(world)
+    monkeypatch.setattr(trail, "_IN_THE_WAY_S", (0.0,))
     world.app = changed_app(CHANGED)
     schema = world.config.views.schema_name
     with closing(world.keeper()) as keeper, psycopg.connect(world.config.views_dsn) as reader:

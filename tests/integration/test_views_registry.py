@@ -101,6 +101,7 @@ def test_a3_a_build_that_was_cancelled_ends_nothing_and_its_number_is_not_used_a
     assert last is not None
     assert not control.end_build(PLAN.name, second.version, later, {"vector": {}})
     assert control.end_build(PLAN.name, second.version, last, {"vector": {}})
+    assert control.begin_build(PLAN.name, second.version) is None  # by a stale look
     assert (first.version, second.version) == (2, 3)
     # Also after the view itself was dropped.
     control.set_status(PLAN.name, 1, RETIRED)
@@ -389,3 +390,29 @@ def test_changed_keys_of_sums_that_are_not_refreshed_any_more_are_not_recorded(
     assert [row.built for row in control.versions("sums")] == [
         kept_positions, kept_positions, built,
     ]  # fmt: skip
+
+
+def test_tables_in_other_stores_are_known_until_they_are_dropped_there(
+    kept: PostgresKeptOrders,
+) -> None:
+    """Also when a release that knows no other store has removed their version."""
+    control = kept.control
+    for number in (1, 2):
+        made = registered(PLAN, number, status=BUILDING)
+        control.add_version(replace(made, name="apart", definition={"store": "memory"}))
+    attempts = [str(control.begin_build("apart", n))[:8] for n in (1, 1, 2)]
+    for number, attempt in zip((1, 1, 2), attempts, strict=True):
+        control.add_table("apart", number, "memory", attempt)
+
+    places = [(*("apart", n, "memory"), a) for n, a in zip((1, 1, 2), attempts, strict=True)]
+    assert control.left_tables() == places[:1]
+    forget_version(control, "apart", 1)
+    assert control.left_tables() == sorted(places[:2])
+    control.remove_dropped()
+    assert [row.version for row in control.versions("apart")] == [1, 2]
+    control.connection.execute("DELETE FROM view WHERE name = 'apart' AND version = 2")
+    assert control.left_tables() == sorted(places)
+    for name, version, _, attempt in places:
+        control.remove_table(name, version, attempt)
+    control.remove_dropped()
+    assert (control.left_tables(), control.versions("apart")) == ([], [])

@@ -27,6 +27,8 @@ from kit.view_orders import PLANNED, START, TABLES, Log, Logged, images_of, stat
 
 FOREIGN: Final = replace(TABLES["by_region"], view="mirror")
 """A trailing view in another store, which restoring the database does not reset."""
+MIRRORED: Final = {FOREIGN.view: "by_region", "mirrored_rows": "open_orders"}
+"""Views in another store, and the views here that have the same rows."""
 
 
 UNREAD: Final = ("raw_key", "raw_headers", "recorded_at")

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Final
 from everstate.errors import Unavailable as Killed
 from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, ViewVersion
 from everstate.views.publishing import publish
-from everstate.views.tables import Vector, covers, physical
+from everstate.views.tables import Row, Vector, covers, physical
 from everstate.views.versions import passed_by_all, to_come
 from kit.view_actors import (
-    FOREIGN,
+    MIRRORED,
     MemoryPublisher,
     RepeatableReader,
     Subscriber,
@@ -139,7 +139,7 @@ class Simulation(World):
         """The keeper drops notes that all positions have passed."""
         places = self.database.table("position").items()
         vectors = [{p: offset} for (*_, p), (offset, _) in places]
-        vectors.append(vector_of(self.store.elsewhere.rows, FOREIGN.view, 1))
+        vectors.append(self.foreign_vector())
         self.happened["trimmed"] += trim(self.database, self.notes_below(vectors))
 
     def notes_below(self, vectors: Sequence[Vector]) -> dict[int, int]:
@@ -383,8 +383,13 @@ class Simulation(World):
         self.look()
         for subscriber in self.subscribers:
             self._see_all(subscriber)
-        mirror = SHOWN["by_region"](self.store.elsewhere.table(FOREIGN.name))
-        self._same("mirror", mirror, self.at(self.core_vector()).by_region)
+        wanted = getattr(self.at(self.core_vector()), MIRRORED[self.foreign.view])
+        self._same("mirror", self.foreign_rows(), wanted)
+
+    def foreign_rows(self) -> list[Row]:
+        """The rows that readers see of the view in another store."""
+        rows = self.store.elsewhere.table(self.foreign.name)
+        return SHOWN[MIRRORED[self.foreign.view]](rows)
 
     def _see_all(self, subscriber: Subscriber) -> None:
         """Check that a subscriber got every change since its start, once, versions in order."""
@@ -411,7 +416,7 @@ class Simulation(World):
         """Names of the core and of views that are not in their final state."""
         core = self.core_vector()
         found = [f"core at {core}"] if core != dict(enumerate(self.ends)) else []
-        if vector_of(self.store.elsewhere.rows, FOREIGN.view, 1) != core:
+        if self.foreign_vector() != core:
             found.append("mirror")
         published = {row.name: row for row in self.versions() if row.published}
         for name, plan in self.declared.items():

@@ -30,7 +30,7 @@ from everstate.views.tables import (
 )
 from everstate.views.trailing import trail_range
 from everstate.views.versions import registered, steps
-from kit.view_actors import FOREIGN, UNREAD, RepeatableReader, TwoStores, note
+from kit.view_actors import FOREIGN, MIRRORED, UNREAD, RepeatableReader, TwoStores, note
 from kit.view_memory import MemoryDatabase, Opened
 from kit.view_memory_orders import LATEST, advance, open_positions, vector_of
 from kit.view_oracle import accepted
@@ -63,7 +63,7 @@ def _columns(tables: tuple[KeptTable, ...]) -> tuple[list[int], list[str]]:
     places, names = list(range(len(own))), list(own)
     for table in tables:
         for image in table.images:
-            meant = TABLES["by_region" if table.view == FOREIGN.view else table.view]
+            meant = TABLES[MIRRORED.get(table.view, table.view)]
             source: Image = "current" if table.fingerprint.endswith(OLDER) else image
             places.append(every.index(planned_column(meant, source)))
             names.append(planned_column(table, image))
@@ -74,6 +74,7 @@ class World:
     """Log, archive, database, and the tasks that were planned and have not run."""
 
     store_class: ClassVar[type[TwoStores]] = TwoStores
+    foreign: ClassVar[KeptTable] = FOREIGN
     killed_builds: ClassVar[float] = 0.15
     """Share of builds that are killed before they report that they are done."""
 
@@ -106,6 +107,15 @@ class World:
         self._begin()
 
     @property
+    def foreign_positions(self) -> MemoryDatabase:
+        """The database with the positions of the view in another store."""
+        return self.store.elsewhere
+
+    def foreign_vector(self) -> dict[int, int]:
+        """The positions of the view in another store."""
+        return vector_of(self.foreign_positions.rows, self.foreign.view, self.foreign.version)
+
+    @property
     def database(self) -> MemoryDatabase:
         """The database of the core."""
         return self.store.database
@@ -125,8 +135,8 @@ class World:
         for plan in PLANS.values():
             open_positions(self.database, plan.name, 1, plan.fingerprint, PARTITIONS)
             self.put(registered(plan, 1, published=True, built={}))
-        place = (FOREIGN.view, FOREIGN.version, FOREIGN.fingerprint)
-        open_positions(self.store.elsewhere, *place, PARTITIONS)
+        place = (self.foreign.view, self.foreign.version, self.foreign.fingerprint)
+        open_positions(self.foreign_positions, *place, PARTITIONS)
 
     # the registry
 
@@ -270,10 +280,10 @@ class World:
     def plan_trailing(self, known: Application, *, all_of_them: bool = False) -> None:
         """One lagging view plans a range of each partition, or all lagging views do."""
         kept: KeptTables = self.kept(known)
-        core, foreign = self.core_vector(), vector_of(self.store.elsewhere.rows, FOREIGN.view, 1)
+        core, foreign = self.core_vector(), self.foreign_vector()
         behind = [
             (table, vector)
-            for table, vector in (*kept, (FOREIGN, foreign))
+            for table, vector in (*kept, (self.foreign, foreign))
             if any(vector[p] < core[p] for p in PARTITIONS)
         ]
         chosen = behind if all_of_them or not behind else [self.random.choice(behind)]
@@ -314,7 +324,7 @@ class World:
             and row.released_at in range(span.start, span.end)
             and row.offset < span.start
         ]
-        places = self.store.elsewhere if table.view == FOREIGN.view else self.database
+        places = self.foreign_positions if table.view == self.foreign.view else self.database
         position = places.table("position").get((table.view, table.version, partition))
         if position is not None and position[0] == span.start:  # else the task comes too late
             assert all(row.change.num_rows for row in freed), "a view needs what was trimmed"

@@ -48,7 +48,7 @@ QUESTIONS = {
     "Where would I add a verb?": "VERBS",
     "Where would I add a kind of view?": "class ViewPlan",
     "Where would I add a way in?": "What a way in is",
-    "Where would I add a store?": "class ViewTables",
+    "Where would I add a store?": "class ViewStore",
     "Who compares a view with its definition?": "a kept view equals its definition",
     "Where does an error become an HTTP answer, or an exit code?": "exit_code",
 }

@@ -20,7 +20,7 @@ from everstate.cli import cli
 from everstate.config import load
 from everstate.errors import InvalidBody, InvalidRequest, NotPermitted, Unauthenticated
 from everstate.http.callers import EVERY, REASON, Caller, Callers, provenance_of, text
-from everstate.http.conditions import etag, parse_condition
+from everstate.http.etags import etag, parse_condition
 from everstate.http.masks import MASKED, Mask
 from everstate.http.tokens import PREFIX, hash_of, new_token
 from everstate.serving.answers import Place, Version

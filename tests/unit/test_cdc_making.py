@@ -36,6 +36,7 @@ class Connect:
         self.settings: dict[str, str] | None = None
         self.position: dict[str, Any] = {}
         self.state, self.left = "RUNNING", 1_000
+        self.tasks, self.restarts = list[dict[str, Any]](), 0
 
     def config(self, _name: str) -> dict[str, str]:
         if self.settings is None:
@@ -79,7 +80,11 @@ class Connect:
         self.settings, self.state = None, "RUNNING"
 
     def status(self, _name: str) -> dict[str, Any]:
-        return {"connector": {"state": self.state}, "tasks": []}
+        return {"connector": {"state": self.state}, "tasks": self.tasks}
+
+    def restart(self, _name: str) -> None:
+        self.restarts += 1
+        self.tasks = self.tasks[1:]
 
 
 class Database:
@@ -202,6 +207,18 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 def test_adding_a_capture_again_changes_nothing(rig: Rig) -> None:
     rig.add()
     assert rig.wrote == [(1, True)]
+
+
+def test_a_task_that_fails_at_its_first_start_is_started_once_more(rig: Rig) -> None:
+    # As one of MariaDB that began while its former one was ending: RejectedExecutionException.
+    failed = {"state": "FAILED", "trace": "rejected from java.util.concurrent"}
+    rig.connect.tasks = [failed, {"state": "RUNNING"}]
+    rig.capturing.add(wait_s=30)
+    assert rig.connect.restarts == 1
+    rig.connect.tasks = [failed] * 3
+    with pytest.raises(CaptureFailed, match="rejected from"):
+        rig.capturing.add(wait_s=30)
+    assert rig.connect.restarts == 2
 
 
 def test_a_capture_that_was_removed_and_kept_its_position_resumes_in_its_epoch(rig: Rig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everstate.errors import InvalidRequest, PreconditionFailed
-from everstate.http.conditions import Conditions, etag, parse_condition
+from everstate.http.etags import Conditions, etag, parse_condition
 
 
 def conditions(match: str | None = None, none_match: str | None = None) -> Conditions:

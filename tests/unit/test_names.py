@@ -60,7 +60,7 @@ def test_every_control_table_is_reserved() -> None:
     tables = re.findall(
         r"CREATE (?:TABLE|UNIQUE INDEX|INDEX) IF NOT EXISTS (?:\{s\}\.)?(\w+)", schema._DDL
     )
-    assert len(tables) == 21
+    assert len(tables) == 22
     assert set(tables) <= RESERVED
 
 

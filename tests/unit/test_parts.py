@@ -20,6 +20,7 @@ from everstate.parts import (
     Journal,
     Part,
     PartRun,
+    begins,
     note,
     read_states,
     run_parts,
@@ -295,3 +296,25 @@ def test_a_role_that_is_silent_does_not_answer(tmp_path: Path) -> None:
     told = json.loads(path.read_text())
     path.write_text(json.dumps({**told, "beat": told["beat"] - 60}))
     assert [role.health for role in read_states(tmp_path)] == ["not answering"]
+
+
+def test_a_part_begins_more_parts_while_it_runs(tmp_path: Path) -> None:
+    """Once for each name; they end with the role."""
+    ran = list[str]()
+    stop = threading.Event()
+
+    def later(stopping: threading.Event) -> None:
+        ran.append("later")
+        stopping.wait()
+
+    def first(stopping: threading.Event) -> None:
+        for _ in range(3):
+            begins("later", later)
+        while not ran:
+            time.sleep(0.001)
+        stop.set()
+
+    run_parts(journal_in(tmp_path), {"first": first}, stop)
+    assert ran == ["later"]
+    begins("nobody", later)  # in a thread that is no part
+    assert ran == ["later"]

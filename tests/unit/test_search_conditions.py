@@ -40,7 +40,8 @@ def asked(*where: str) -> Asked:
     app, connection = App("desk"), Asked()
     app.entity("note", key="note_id")(Note)
     app.view("notes", sql="SELECT note_id, kind, size, text FROM note", search=("text",))
-    version: Any = SimpleNamespace(version=1, fingerprint=app.views["notes"].fingerprint)
+    meaning = app.views["notes"].fingerprint
+    version: Any = SimpleNamespace(version=1, fingerprint=meaning, store="postgresql")
     seen = Standpoint(version, {}, has_deferred=False)
     shown = _Shown("views", app, "notes", cast("Any", connection), seen)
     shown.found(RowsQuery(where=where, limit=5), "late")

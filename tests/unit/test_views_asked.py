@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from everstate.app import App
 from everstate.cli import cli
-from everstate.errors import InvalidQuery, InvalidView
+from everstate.errors import InvalidQuery, InvalidView, NotFound
 from everstate.pipeline.reports import ViewReport
 from everstate.views.control import KEPT, ViewVersion
 from everstate.views.plan import plan_of
@@ -92,3 +92,23 @@ def test_c17_a_recomputation_on_a_schedule_comes_again(
     assert "enough" in done.output
     assert proved == [True] * 3
     assert pauses == [6 * 3600.0] * 3
+
+
+def test_what_a_store_that_is_gone_has_is_named_when_it_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[tuple[str, int, str | None]] = [("redis", 3, "5f2b7c1e"), ("redis", 4, None)]
+
+    @contextmanager
+    def control(_: object) -> Any:
+        yield SimpleNamespace(forget_left=lambda name: left if name == "by_nights" else [])
+
+    monkeypatch.setattr("everstate.cli.rebuild.control_of", control)
+    monkeypatch.setattr("everstate.cli.console.AppSession.connected", lambda *_, **__: (None, None))
+    verb = ["-C", str(tmp_path), "views", "drop", "--forget"]
+    done = CliRunner().invoke(cli, [*verb, "by_nights"])
+    assert done.exit_code == 0
+    assert "by_nights__v3_5f2b7c1e stays in the store redis" in done.output
+    refused = CliRunner().invoke(cli, [*verb, "by_city"])
+    assert refused.exit_code == NotFound.exit_code
+    assert "no dropped version of by_city waits for its store" in refused.output

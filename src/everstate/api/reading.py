@@ -21,7 +21,7 @@ from everstate.changes.triggers import when
 from everstate.config import Config
 from everstate.errors import InvalidChange, InvalidQuery, InvalidTrigger, NotFound
 from everstate.http.answers import HttpAnswer, HttpRequest, Parameters, tagged
-from everstate.http.conditions import etag
+from everstate.http.etags import etag
 from everstate.serving import Entity, Reader, Version, differences, parse_moment
 from everstate.serving.chosen import chosen_versions
 from everstate.serving.connection import WAIT_S

@@ -18,8 +18,7 @@ from everstate.local import disk_check
 from everstate.log.inspecting import Brokers, TopicFacts, brokers, clock_ahead_s, topic_facts
 from everstate.log.lag import is_reachable
 from everstate.log.topics import TopicDifference, TopicNames, Topics
-from everstate.postgres import Connection, identifier, settings_of
-from everstate.views.database import connect_views
+from everstate.postgres import Connection, connect_views, identifier, settings_of
 
 POSTGRES_MIN: Final = 16
 """Oldest version with `UNIQUE NULLS NOT DISTINCT`, which the tables of views need."""

@@ -41,10 +41,10 @@ def doctor(
         settings, app = _settings(config)
         checks = [*machine_checks(config), settings, *stack_checks(config)]
         checks += server_checks(_connected(config), app, probe=probe)
-    return Result(checks, *(line for check in checks for line in _told(check)), **failing(checks))
+    return Result(checks, *(line for check in checks for line in _pieces(check)), **failing(checks))
 
 
-def _told(check: Finding) -> Iterator[Piece]:
+def _pieces(check: Finding) -> Iterator[Piece]:
     yield Text.assemble(SIGNS[check.outcome], f" {check.name:<13}{check.found}")
     if check.advice:
         yield Text(f"  {'':<13}{check.advice}", "cyan")

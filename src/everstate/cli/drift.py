@@ -60,7 +60,7 @@ def check(session: AppSession, entity: EntityNameArgument) -> Result:
                 "when it reads.",
             )
 
-    return Result(report, *_told(report), then=check)
+    return Result(report, *_pieces(report), then=check)
 
 
 @drift.command("repair")
@@ -75,7 +75,7 @@ def repair(session: AppSession, entity: EntityNameArgument) -> Result:
                 advice=_WHY_NOT if not report.refused else _REFUSED.format(report.refused),
             )
 
-    return Result(report, *_told(report), then=check)
+    return Result(report, *_pieces(report), then=check)
 
 
 def _capture_of(session: AppSession, entity: str) -> str | None:
@@ -116,7 +116,7 @@ def _run(session: AppSession, entity: str, *, repair: bool) -> DriftReport:
         return check_drift(spark, config, entity_type, truths[entity], repair=repair)
 
 
-def _told(report: DriftReport) -> Iterator[Piece]:
+def _pieces(report: DriftReport) -> Iterator[Piece]:
     """The differences found, their keys and reasons, and what was done."""
     counts = (
         *(report.stored, report.logged, report.missing, report.stale, report.different),

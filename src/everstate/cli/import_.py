@@ -149,12 +149,12 @@ def _check(
     part = {"partial_rows": found.partial_rows, "absent": found.absent}
     return Result(
         {"rows": found.rows, "bad_rows": found.bad_rows, "bad": bad, **part},
-        *_told(file, found, missing),
+        *_pieces(file, found, missing),
         then=fails(_REFUSED if found.bad_rows else 0),
     )
 
 
-def _told(file: Path, found: Checked, missing: Missing) -> Iterator[Piece]:
+def _pieces(file: Path, found: Checked, missing: Missing) -> Iterator[Piece]:
     if found.bad:
         yield ResultTable(("row", "reason"), found.bad)
     if found.bad_rows > len(found.bad):

@@ -15,8 +15,7 @@ from everstate.cli.results import Result, records
 from everstate.config import Config
 from everstate.errors import InvalidQuery, LocalStackError, StatementRefused
 from everstate.local import resolve
-from everstate.postgres import libpq_variables, read_json_by, settings_of
-from everstate.views.database import connect_views
+from everstate.postgres import connect_views, libpq_variables, read_json_by, settings_of
 
 _AS_TEXT: Final = ("interval", "timetz")
 """Types whose values Python would change: a month has no number of days, and a time of day no

@@ -69,12 +69,24 @@ def rebuild(
         return _report(name, _awaited(session, control, wanted), "published")
 
 
-def drop(session: AppSession, name: Name) -> Result:
+def drop(
+    session: AppSession,
+    name: Name,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Forget a dropped view whose store is gone; its rows stay."),
+    ] = False,
+) -> Result:
     """Drop a view that the app does not declare any more: its rows, and the name for readers."""
     from everstate.views.changing import drop as drop_view
+    from everstate.views.changing import forget_left
 
     config, _ = session.connected(needs=READING)
     with control_of(config) as control:
+        if forget:
+            left = forget_left(control, name)
+            said = (f"{e['table'] or 'nothing'} stays in the store {e['store']}" for e in left)
+            return Result({"view": name, "left": left}, *(Aside(each) for each in said))
         gone = drop_view(control, name)
     if any(row.is_topic for row in gone):
         # Imported here: a view needs no client of Kafka to go.

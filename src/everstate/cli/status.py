@@ -20,12 +20,12 @@ from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.local import ServerStatus, Stack, resolve
 from everstate.parts import Part, RoleState, read_states
+from everstate.postgres import connect_views
 from everstate.serving import Reader
 from everstate.serving.answers import standing_text
 from everstate.serving.troubles import supervised, troubles
 from everstate.telemetry import without_secret
 from everstate.views.control import BUILDING, LIVE, WAITING, ViewStatuses
-from everstate.views.database import connect_views
 
 _GONE = 6
 """Exit code when a server does not run; the same as for LocalStackError."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from everstate.console.pages import VALUE_MAX
-from everstate.errors import InvalidQuery, InvalidView, NotFound
+from everstate.errors import InvalidQuery, InvalidView, NotFound, ViewFailed
 from everstate.http.callers import EVERY, Caller
 from everstate.serving import Reader
 from everstate.serving.answers import ViewRow
@@ -112,6 +112,8 @@ def rows_page(
             raise
         why = "no version of the view is published yet; readers see it when it is built."
         return RowsPage(name, versions, None, (), (), 1, False, "", why)
+    except ViewFailed as failed:
+        return RowsPage(name, versions, None, (), (), 1, False, "", failed.message)
     shown = [[_cell(value) for value in row] for row in rows[:ROWS]]
     has_more = len(rows) > ROWS
     entity = _entity(reader, name, columns)

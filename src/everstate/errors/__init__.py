@@ -85,11 +85,13 @@ from everstate.errors.pipeline import (
     RowsUnplaced,
     SourceReplaced,
     SparkLost,
+    StoreSilent,
     TableMisread,
     TableReplaced,
     VerificationFailed,
     VersionsDiffer,
     ViewFailed,
+    ViewRowsMissing,
     ViewStoreError,
 )
 from everstate.errors.requests import (
@@ -194,6 +196,7 @@ __all__ = [
     "StateStoreFailed",
     "StatementRefused",
     "StoreBehindLog",
+    "StoreSilent",
     "TableMisread",
     "TableReplaced",
     "ThrottledChangesWait",
@@ -212,6 +215,7 @@ __all__ = [
     "VersionConflict",
     "VersionsDiffer",
     "ViewFailed",
+    "ViewRowsMissing",
     "ViewStoreError",
     "WrongSource",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from everstate.errors.base import EverstateError
@@ -149,11 +150,12 @@ class ViewFailed(EverstateError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Cross process borders whole: Spark pickles what a task raises."""
-        return _view_failed, (self.view, self.reason, self.offset, self.key)
+        again = partial(type(self), offset=self.offset, key=self.key)
+        return again, (self.view, self.reason)
 
 
-def _view_failed(view: str, reason: str, offset: int | None, key: str | None) -> ViewFailed:
-    return ViewFailed(view, reason, offset=offset, key=key)
+class StoreSilent(ViewFailed):
+    """The store that has the rows of a view cannot be reached, or did not answer in time."""
 
 
 class HeldOverflow(EverstateError):
@@ -173,6 +175,22 @@ class HeldOverflow(EverstateError):
             f"{who}: {held:,} changes wait {why}, and pipeline.held_max is {limit:,}.",
             advice=advice,
         )
+
+
+class ViewRowsMissing(ViewFailed):
+    """A store has no table of a view: it was emptied, or another server has its address now.
+
+    Nothing is written there, because all earlier rows would be missing in silence.
+    """
+
+    def __init__(self, view: str, table: str) -> None:
+        self.table = table
+        super().__init__(view, f"its store does not have the table {table}.")
+        self.advice = f"`everstate views rebuild {view}` builds it again."
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Cross process borders whole: Spark pickles what a task raises."""
+        return type(self), (self.view, self.table)
 
 
 class PublishRefused(EverstateError):

@@ -12,7 +12,7 @@ from werkzeug.http import parse_etags, parse_options_header
 
 from everstate.errors import InvalidRequest, RequestTooLarge, UnsupportedMediaType
 from everstate.http.callers import WAIT_FOR, Caller, idempotency_key_of, text
-from everstate.http.conditions import Conditions, parse_condition
+from everstate.http.etags import Conditions, parse_condition
 from everstate.http.masks import NO_MASK, Mask
 
 JSON = "application/json"

@@ -44,3 +44,10 @@ class Server(Protocol):
     def settle(self, ports: Ports) -> None:
         """Finish the setup once it answers, if there is anything to do; idempotent."""
         return
+
+
+class StoreServer(Server, Protocol):
+    """The server of a store of views; its views have the error while it does not answer."""
+
+    def url(self, ports: Ports) -> str:
+        """Its address, for `stores.NAME.url`."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import psutil
 
@@ -38,7 +38,8 @@ from everstate.local.processes import (
     works_elsewhere,
 )
 from everstate.local.progress import Silent, StackProgress
-from everstate.local.server import Ports, Server
+from everstate.local.redis import RedisServer
+from everstate.local.server import Ports, Server, StoreServer
 from everstate.private import private_folder
 
 ServerState = Literal["running", "not answering", "crashed", "stopped"]
@@ -59,6 +60,8 @@ _SERVERS: dict[str, Callable[[Config], Server]] = {
     "cassandra": CassandraServer,
     "mariadb": MariaDbServer,
 }
+_STORES: dict[str, Callable[[Config], StoreServer]] = {"redis": RedisServer}
+"""Servers of stores of views: started when the configuration has a section of the store."""
 _TRY_AGAIN = ("Address already in use", "pre-existing shared memory block", "lock file")
 """Messages of a failed start that may succeed with another port or after a moment."""
 
@@ -104,6 +107,8 @@ class Stack:
             names.append("mariadb")
         if "connect" in wanted and config.capture.connect_url is None:
             names.append("connect")
+        sections = config.stores.servers.items()
+        names += [name for name, given in sections if name in _STORES and not given.url]
         self._servers = {name: self._make(name) for name in names}
 
     @property
@@ -140,8 +145,14 @@ class Stack:
         """
         remembered = self._remembered()
         ports: dict[str, Ports] = {}
-        for name in self._servers:
+        stores = self._config.stores
+        for name, server in self._servers.items():
             known = remembered.get(name)
+            if name in _STORES:
+                # One that does not answer is an error of its views, and of nothing else.
+                if known is not None:
+                    stores = stores.with_url(name, cast(StoreServer, server).url(known.ports))
+                continue
             if known is None or not _runs(known):
                 if name in _OPTIONAL or (needs is not None and name not in needs):
                     continue
@@ -154,7 +165,8 @@ class Stack:
                 )
             ports[name] = known.ports
         kafka, postgres = self._servers.get("kafka"), self._servers.get("postgres")
-        cassandra, config = self._servers.get("cassandra"), self._config
+        cassandra = self._servers.get("cassandra")
+        config = self._config.model_copy(update={"stores": stores})
         if isinstance(cassandra, CassandraServer) and "cassandra" in ports:
             config = config.with_cassandra(*cassandra.address(ports["cassandra"]))
         if "connect" in ports:
@@ -306,7 +318,7 @@ class Stack:
         """The server of that name."""
         if name == "connect":
             return ConnectServer(self._config, self._brokers)
-        return _SERVERS[name](self._config)
+        return (_STORES.get(name) or _SERVERS[name])(self._config)
 
     def _server(self, name: str) -> Server:
         """The server of that name, also when the settings do not name it any more."""

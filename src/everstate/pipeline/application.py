@@ -15,7 +15,7 @@ from everstate.config import Config
 from everstate.errors import EverstateError
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
-from everstate.parts import PartRun
+from everstate.parts import PartRun, begins
 from everstate.pipeline.archiving.archiver import Archiver
 from everstate.pipeline.archiving.compact import compact
 from everstate.pipeline.derive.declare import retire_topics
@@ -35,6 +35,7 @@ from everstate.pipeline.wire import DebeziumForm
 from everstate.runtime.worker import Repeated, Worker, part_of
 from everstate.views.control import opened_control
 from everstate.views.project import Project
+from everstate.views.tables import HOME
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,14 @@ def pipeline_parts(
             on_prepared=partial(_begin, config, project, prepared),
         )
         trailer = partial(Trailer, spark, config, project, turns)
+
+        def keep_elsewhere(store: str) -> None:
+            """Begin the parts of a store, so that no view waits for another one's store."""
+            begins(f"store-{store}", part_of(partial(trailer, store=store)))
+            begins(
+                f"builds-{store}", part_of(partial(Builder, spark, config, project, store=store))
+            )
+
         at_once: dict[str, Callable[[], Worker]] = {
             "keeper": keeper,
             "dead-letters": partial(DeadLetterSender, config),
@@ -78,9 +87,9 @@ def pipeline_parts(
             "transactions": partial(HangingTransactions, offsets, changelogs),
         }
         kept: dict[str, Callable[[], Worker]] = {
-            "trailing-views": partial(trailer, failed=False),
-            "failed-views": partial(trailer, failed=True),
-            "builds": partial(Builder, spark, config, project),
+            "trailing-views": partial(trailer, failed=False, store=HOME),
+            "failed-views": partial(trailer, failed=True, store=HOME),
+            "builds": partial(Builder, spark, config, project, store=HOME, on_store=keep_elsewhere),
             "refreshes": partial(Refresher, config, project),
             "throttled": partial(Releaser, config, project),
             "answers": partial(Answers, spark, config, project),

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from everstate.serving.connection import ReadConnection
 from everstate.views.control import ViewVersion
 from everstate.views.kinds import ViewPlan
-from everstate.views.kinds.join_sums import JoinSumsPlan
-from everstate.views.kinds.linear import LinearPlan
 from everstate.views.reading import overflow_sql
 from everstate.views.stores.postgres.tables import Readers
 
@@ -23,18 +21,15 @@ def overflows(
     """
     if plan is None or plan.fingerprint != row.fingerprint:
         return {}
-    if isinstance(plan, LinearPlan):
-        outputs = [(each.name, each.postgres_sql) for each in plan.outputs]
-    elif isinstance(plan, JoinSumsPlan):
-        outputs = list(plan.outputs)
-    else:
+    if (computed := plan.computed(Readers(schema, row.version))) is None:
         return {}
+    relation, outputs = computed
     conditions = {name: overflow_sql(text) for name, text in outputs if "CAST(" in text}
     names = [name for name, condition in conditions.items() if condition is not None]
     if not names:
         return {}
     counts = ", ".join(f"count(*) FILTER (WHERE {conditions[name]})" for name in names)
-    query = f"SELECT {counts} FROM {plan.read_from(Readers(schema, row.version))}"
+    query = f"SELECT {counts} FROM {relation}"
     # It has no parameters, but maybe the operator %.
     found = connection.row(query.replace("%", "%%").encode()) or ()
     return {name: count for name, count in zip(names, found, strict=True) if count}

@@ -14,7 +14,7 @@ from everstate.serving.freshness import Behind, Freshness
 from everstate.serving.overflows import overflows
 from everstate.views.control import KEPT, ViewPosition, ViewVersion
 from everstate.views.kinds import ViewPlan
-from everstate.views.tables import latest_of
+from everstate.views.tables import HOME, latest_of
 
 _Place = tuple[str, int]
 
@@ -52,7 +52,7 @@ def views(
         mine = places.get((row.name, row.version), [])
         lag = behind.get((row.name, row.version))
         told = replace(row, error=row.error or _error(inputs.get((row.name, row.version), ())))
-        has_rows = is_counted and row.published and not row.is_topic
+        has_rows = is_counted and row.published and not row.is_topic and row.store == HOME
         plan = None if plans is None or not has_rows else plans.get(row.name)
         found.append(
             ViewRow(

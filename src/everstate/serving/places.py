@@ -6,7 +6,17 @@ from everstate.changes.tokens import LogPosition, Partition, Spot, log_mark
 from everstate.errors import InvalidToken, NotFound
 from everstate.views.control import ViewStatuses, ViewVersion
 from everstate.views.project import Project
-from everstate.views.tables import latest_of
+from everstate.views.tables import HOME, latest_of
+
+
+def check_here(row: ViewVersion) -> None:
+    """Raise NotFound for a version whose rows are not in PostgreSQL."""
+    if row.store != HOME:
+        raise NotFound(
+            f"the rows of {row.name} are in the store {row.store}.",
+            advice="Read them with a client of that store; "
+            f"`everstate views show {row.name}` prints them.",
+        )
 
 
 def published(control: ViewStatuses, project: Project, name: str) -> ViewVersion:

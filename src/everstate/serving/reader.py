@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from everstate.changes import EntityType
@@ -42,11 +43,12 @@ from everstate.serving.masking import (
     no_masks,
 )
 from everstate.views.project import Project, known_views
-from everstate.views.tables import Row
+from everstate.views.tables import HOME, Row
 
 if TYPE_CHECKING:
     from everstate.serving.cold import ColdHistory
     from everstate.serving.predicates import Condition, Term
+    from everstate.views.control import ViewVersion
 
 _PAGE: Final = 100
 _FACTS: Final = (
@@ -333,9 +335,11 @@ class Reader(Closing):
         """Column names and rows of a view; raises UnknownView.
 
         Rows are in the order of the view's definition, or else ordered by their columns, from the
-        first one on; ``offset`` of them are left out. ``first``: only rows whose first column,
-        often the key, has the value that this text writes; raises InvalidQuery for a text that
-        writes no value of the column's type.
+        first one on; those in another store than PostgreSQL have the order of that store, after
+        their key and before their version. ``offset`` of them are left out. ``first``: only rows
+        whose first column, often the key, has the value that this text writes; raises InvalidQuery
+        for a text that writes no value of the column's type, and ViewFailed when another store does
+        not answer.
         """
         known = known_views(self.project)
         refused = self.project.refused_views.get(view)
@@ -347,6 +351,10 @@ class Reader(Closing):
         try:
             columns, _ = self.connection.table(f"SELECT * FROM {relation} LIMIT 0".encode())
         except NotFound:
+            versions = self.connection.standings(self.schema).versions(view)
+            row = next((each for each in versions if each.published and each.store != HOME), None)
+            if row is not None:
+                return self._rows_elsewhere(row, limit, offset, first)
             if refused is None:
                 raise
             raise refused from None  # an earlier version would be shown, but there is none
@@ -361,6 +369,17 @@ class Reader(Closing):
         query = f"SELECT * FROM {relation}{only}{order} LIMIT %s OFFSET %s".encode()
         return self.connection.table(query, (*([] if first is None else [first]), limit, offset))
 
+    def _rows_elsewhere(
+        self, row: ViewVersion, limit: int | None, offset: int, first: str | None
+    ) -> tuple[tuple[str, ...], Sequence[Row]]:
+        """Rows in another store, up to the last that is wanted."""
+        # Imported here: it loads the drivers of stores.
+        from everstate.views.stores.showing import stored_rows
+
+        columns, rows = stored_rows(self.config, row, self.project.entities)
+        wanted = (each for each in rows if first in (None, each[0]))
+        return columns, list(islice(wanted, offset, None if limit is None else offset + limit))
+
     def search(
         self, view: str, words: str, *, where: Sequence[str] = (), limit: int = 20
     ) -> Sequence[FoundRow]:
@@ -372,8 +391,8 @@ class Reader(Closing):
         searchable. Cost: the rows that match, by index.
         """
         # Imported here: a look-up needs no views.
-        from everstate.serving.searching import searchable
         from everstate.serving.view_rows import RowsQuery, read_page
+        from everstate.views.kinds.search import searchable
 
         plan = self.project.views.get(view)
         if plan is None:

@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from everstate.errors import ContradictoryQuery
 from everstate.postgres import identifier, literal
-from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.search import WORDS, SearchPlan
 
 _HEADLINE: Final = "StartSel=**, StopSel=**, MaxFragments=2, MinWords=5, MaxWords=15"
 _TOGETHER: Final = " … "
-
-
-def searchable(plan: ViewPlan) -> SearchPlan:
-    """The plan, if the view can be searched; raises ContradictoryQuery."""
-    if not isinstance(plan, SearchPlan):
-        raise ContradictoryQuery(
-            f"{plan.name} cannot be searched.",
-            advice='Declare it with search=("column", …), and restart `everstate run`.',
-        )
-    return plan
 
 
 def search_query(schema: str, plan: SearchPlan, conditions: Sequence[str]) -> bytes:

@@ -18,7 +18,7 @@ from everstate.errors import (
 )
 from everstate.postgres import Connection, identifier, one_snapshot
 from everstate.serving.connection import WAIT_S, pooled
-from everstate.serving.places import has_deferred, position_of, published
+from everstate.serving.places import check_here, has_deferred, position_of, published
 from everstate.serving.waiting import wait_until
 from everstate.views.control import ViewStatuses, ViewVersion
 from everstate.views.project import Project, known_views
@@ -75,6 +75,7 @@ def read_snapshot(
     schema = config.views.schema_name
 
     def read(connection: Connection, standpoint: Standpoint) -> Snapshot:
+        check_here(standpoint.version)
         query = f"SELECT * FROM {identifier(schema, view)}".encode()
         # A prepared statement would fail once the name is pointed to a version with other columns.
         cursor = connection.execute(query, prepare=False, binary=True)

@@ -18,8 +18,9 @@ from typing import Any, Final
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound, ValueRefused
 from everstate.postgres import Connection, identifier
+from everstate.serving.places import check_here
 from everstate.serving.predicates import Term, condition, exact_value, order_term
-from everstate.serving.searching import search_query, searchable
+from everstate.serving.searching import search_query
 from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.statements import aware
 from everstate.serving.view_columns import (
@@ -30,7 +31,7 @@ from everstate.serving.view_columns import (
     key_of,
     plan_of,
 )
-from everstate.views.kinds.timeline import TimelinePlan
+from everstate.views.kinds.search import searchable
 from everstate.views.project import Project
 from everstate.views.tables import Row
 
@@ -148,6 +149,7 @@ class _Shown:
         connection: Connection,
         standpoint: Standpoint,
     ) -> None:
+        check_here(standpoint.version)
         self._project, self._schema, self._view = project, schema, view
         self._version, self._connection = standpoint.version, connection
         self._standpoint = standpoint
@@ -271,7 +273,7 @@ class _Shown:
             parts.append(part)
             values += more
         if asked.at is not None:
-            if not isinstance(self._plan, TimelinePlan):
+            if self._plan is None or not self._plan.has_times:
                 raise ContradictoryQuery(
                     f"{self._view} has only its present rows: give no at.",
                     advice=f"`everstate views query {self._view} --at …` computes them from the "

@@ -37,7 +37,7 @@ from everstate.errors import (
 )
 from everstate.postgres import Connection, identifier
 from everstate.serving.connection import pooled
-from everstate.serving.places import published
+from everstate.serving.places import check_here, published
 from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.view_columns import ViewColumn, check_known, columns_of, key_of
 from everstate.telemetry import RateLimitedLogger
@@ -280,6 +280,7 @@ class ViewWatch:
         schema = self._config.views.schema_name
 
         def read(connection: Connection, standpoint: Standpoint) -> tuple[Any, ...]:
+            check_here(standpoint.version)
             columns = columns_of(connection, schema, self._view).get(self._view, [])
             names = ", ".join(identifier(column.name) for column in columns)
             query = f"SELECT {names} FROM {identifier(schema, self._view)} LIMIT %s".encode()

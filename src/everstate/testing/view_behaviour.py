@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from everstate.changes import EntityType
 from everstate.config import load
 from everstate.errors import InvalidView, MissingExtra
-from everstate.views.definition import ViewDefinition
 from everstate.views.kinds import ViewPlan
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ class ViewBehaviour:
         of changes, with a trigger, policies or a time to live, a timeline, or a view in Python.
         """
         plan = app.view_plan(name)
-        declared = plan.declared
-        is_sql = isinstance(declared, ViewDefinition) and not (declared.rules or declared.ttl)
-        if not is_sql or plan.source != "live":
+        if not plan.sql or plan.rules or plan.source != "live":
             raise InvalidView(
                 name,
                 f"its rows ({plan.kind}) do not follow from the present states alone, so that "

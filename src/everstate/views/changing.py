@@ -15,11 +15,20 @@ from typing import Any, Final
 from everstate.config import Config
 from everstate.errors import InUse, InvalidQuery, NotFound
 from everstate.postgres import refusals
-from everstate.views.control import BUILDING, KEPT, LIVE, RETIRED, WAITING, Control, ViewVersion
+from everstate.views.control import (
+    BUILDING,
+    DROPPED,
+    KEPT,
+    LIVE,
+    RETIRED,
+    WAITING,
+    Control,
+    ViewVersion,
+)
 from everstate.views.kinds import ViewPlan
 from everstate.views.project import Project
 from everstate.views.stores import ViewTables
-from everstate.views.tables import latest_of
+from everstate.views.tables import HOME, latest_of, physical
 from everstate.views.versions import (
     Step,
     declared_elsewhere,
@@ -146,6 +155,9 @@ def _catch_up(control: Control, row: ViewVersion, options: Mapping[str, Any]) ->
     # The rows of a view over views are as old as its last refresh, so it is filled again; a version
     # that was not built rode with the core from the first change.
     built = None if row.inputs else row.built or {}
+    if built is not None and row.store != HOME:
+        # No core waits for another store: it has caught up at least to here when it is published.
+        built = {**built, "core": {str(p): at for p, at in control.core_vector(row.entity).items()}}
     control.set_status(row.name, row.version, BUILDING)
     control.record(row.name, row.version, built=built, options=options)
     return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
@@ -207,6 +219,23 @@ def drop(control: Control, name: str) -> list[ViewVersion]:
             )
         forget_view(control, name)
     return rows
+
+
+def forget_left(control: Control, name: str) -> list[dict[str, str | None]]:
+    """Forget the dropped versions of a view in a store that is gone: their rows stay there.
+
+    Returns store and table of each; raises NotFound when no dropped version waits for its store.
+    """
+    left = control.forget_left(name)
+    if not left:
+        raise NotFound(
+            f"no dropped version of {name} waits for its store.",
+            advice=f"`everstate views drop {name}` drops a view that is not declared any more.",
+        )
+    return [
+        {"store": store, "table": None if attempt is None else physical(name, version, attempt)}
+        for store, version, attempt in left
+    ]
 
 
 def steps_of(config: Config, control: Control, project: Project, entity: str) -> list[Step]:
@@ -289,9 +318,11 @@ def drop_unused(control: Control, hours: float) -> list[ViewVersion]:
 
 def forget_view(control: Control, name: str) -> None:
     """Drop the name that readers use and all versions; raises PublishRefused."""
-    ViewTables(control).drop_reader(name)
+    rows = control.versions(name)
+    if any(row.published and row.store == HOME for row in rows):
+        ViewTables(control).drop_reader(name)
     control.withdraw(name)
-    for row in control.versions(name):
+    for row in rows:
         forget_version(control, name, row.version)
 
 
@@ -309,17 +340,22 @@ class _StillRead(Exception):
 
 
 def forget_version(control: Control, name: str, version: int) -> None:
-    """Drop a version: positions, row in the registry, table; nothing while readers see it."""
+    """Drop a version: positions, row in the registry, table; nothing while readers see it.
+
+    The builder deletes rows in another store, so that no command waits for that store.
+    """
     with suppress(_StillRead), control.connection.transaction():
         # In the order in which a step of the version locks them.
         control.close_positions(name, version)
+        if control.leave_to_store(name, version):
+            return
         if not control.remove_version(name, version):
             raise _StillRead
         ViewTables(control).drop(name, version)
 
 
 def _rows(control: Control, name: str) -> list[ViewVersion]:
-    rows = control.versions(name)
+    rows = [row for row in control.versions(name) if row.status != DROPPED]
     if not rows:
         raise NotFound(
             f"there is no view {name}.", advice="`everstate views list` shows the views."

@@ -21,6 +21,7 @@ from everstate.views.definition import (
     ViewDefinition,
 )
 from everstate.views.option_types import check_option_types
+from everstate.views.tables import HOME
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,6 +130,7 @@ class Declares(ABC):
         late: Literal["count", "aside"] | None = None,
         when: Trigger | None = None,
         policies: Sequence[Policy] = (),
+        store: str = HOME,
     ) -> ViewPlan:
         """Declare a view in SQL; it is kept from the before and after images of each change.
 
@@ -141,7 +143,8 @@ class Declares(ABC):
 
         With a trigger (``when``) the view is over the changes that fire, not over states: sums
         count each of these changes once, and rows show an entity as of the last one. ``policies``
-        ignore or throttle changes by provenance (:mod:`everstate.views.policies`).
+        ignore or throttle changes by provenance (:mod:`everstate.views.policies`). ``store``: where
+        its rows are kept; in another store than PostgreSQL they are read with that store's clients.
 
         Raises InvalidView with the reason, and the nearest form that can be kept, when it cannot be
         kept change by change.
@@ -149,6 +152,7 @@ class Declares(ABC):
         rules: Rules | None = None
         options = {"sql": sql, "scale": scale, "indexes": indexes, "search": search}
         options |= {"language": language, "ttl": ttl, "lateness": lateness, "late": late}
+        options["store"] = store
         try:
             check_option_types(name, options)
             if when is not None or policies:
@@ -169,14 +173,15 @@ class Declares(ABC):
             lateness=lateness,
             late=late,
             rules=rules,
+            store=store,
         )
-        plan = self._declare(definition)
+        plan = self.declare(definition)
         if late == "aside":
             # Imported here: the SQL parser takes a fifth of a second.
             from everstate.views.late import aside
 
             if (beside := aside(definition)) is not None:
-                self._declare(beside)
+                self.declare(beside)
         return plan
 
     def timeline(self, name: str, entity: str, *attributes: str) -> ViewPlan:
@@ -196,7 +201,7 @@ class Declares(ABC):
                 )
         except InvalidView as refusal:
             return self._refuse(refusal)
-        return self._declare(TimelineDefinition(name, entity, attributes))
+        return self.declare(TimelineDefinition(name, entity, attributes))
 
     def python_view(
         self,
@@ -227,7 +232,7 @@ class Declares(ABC):
                 self._refuse(refusal)
                 return function
             wanted = None if fields is None else tuple(fields)
-            self._declare(PythonDefinition(name, of, function, tuple(columns), wanted, version))
+            self.declare(PythonDefinition(name, of, function, tuple(columns), wanted, version))
             return function
 
         return declared
@@ -244,8 +249,11 @@ class Declares(ABC):
                 advice="Register it without history=False.",
             )
 
-    def _declare(self, definition: Definition) -> ViewPlan:
-        """Add a view and compile it; under `refused_views_recorded` a refusal is stored, too."""
+    def declare(self, definition: Definition) -> ViewPlan:
+        """Declare a view by its definition; under `refused_views_recorded` a refusal is stored.
+
+        For a way to declare that :data:`everstate.views.plan.WAYS` has; raises InvalidView.
+        """
         name = definition.name
         if name in self._taken():
             taken = InvalidView(

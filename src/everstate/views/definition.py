@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from everstate.views.tables import HOME
 
 if TYPE_CHECKING:
     # Declaring a view does not need Arrow.
@@ -39,6 +41,8 @@ class ViewDefinition:
     """How a view of changes treats late changes; ``None``: they count like others."""
     rules: Rules | None = None
     """Trigger and policies; ``None``: it applies all accepted changes at once."""
+    store: str = HOME
+    """Name of the store in which its rows are kept; see :mod:`everstate.views.stores`."""
 
     @property
     def stored(self) -> dict[str, Any]:
@@ -99,7 +103,16 @@ class PythonDefinition:
         }
 
 
-Definition: TypeAlias = ViewDefinition | TimelineDefinition | PythonDefinition
+class Definition(Protocol):
+    """The declaration of a view, in any of the ways of :data:`everstate.views.plan.WAYS`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the view."""
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The definition as the registry stores it."""
 
 
 def _listed(value: Any) -> Any:

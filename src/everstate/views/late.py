@@ -41,7 +41,9 @@ def aside(definition: ViewDefinition) -> ViewDefinition | None:
         made = made.where(where.this.copy())
     made = made.where(exp.Not(this=exp.paren(_on_time(size))))
     name = f"{definition.name}_late"
-    return ViewDefinition(name, made.sql(dialect=DIALECT), rules=definition.rules)
+    return ViewDefinition(
+        name, made.sql(dialect=DIALECT), rules=definition.rules, store=definition.store
+    )
 
 
 def without_late(grammar: Grammar) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 _TABLES: Final = (
     *("position", "counters", "view", "topic_identity", "held", "duplicate", "dead", "identity"),
     *("request", "entity_model", "deployment", "deferred", "misfit", "view_number", "reader_name"),
+    "stored_table",
 )
 RESERVED: Final = frozenset(
     (

@@ -48,6 +48,7 @@ _OPTIONS: Final[Mapping[str, tuple[Callable[[object], bool], str, str]]] = {
     "ttl": (_or_none(_is_text), "a duration as a text", 'ttl="24 hours"'),
     "lateness": (_or_none(_is_text), "a duration as a text", 'lateness="1 hour"'),
     "late": (_or_none(_is_text), "a text", 'late="aside"'),
+    "store": (_is_text, "the name of a store", 'store="postgresql"'),
     "attributes": (_are_texts, "names of fields", 'app.timeline(name, entity, "status")'),
     "columns": (_are_columns, "Arrow fields", 'columns=[pa.field("n", pa.int64())]'),
     "fields": (_or_none(_are_texts), "a list of fields", 'fields=["status"]'),

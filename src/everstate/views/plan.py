@@ -6,8 +6,9 @@ Pure: no Spark, no store. A plan has Spark SQL texts; the pipeline evaluates the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from sqlglot import exp
 
@@ -40,17 +41,23 @@ from everstate.views.names import length_fault
 from everstate.views.options import check_options
 from everstate.views.ordering import as_shown, ties_of, unordered
 from everstate.views.outputs import Outputs, in_declared_scale
+from everstate.views.tables import HOME
 from everstate.views.windows import Windows, in_calendar, without_windows
+
+EntityTypes: TypeAlias = Mapping[str, EntityType]
 
 _KEPT_ALWAYS = {kind.kind: kind for kind in (LatestPlan, HistoryPlan)}
 
 
-def compile_view(definition: Definition, entity_types: Mapping[str, EntityType]) -> ViewPlan:
+def compile_view(definition: Definition, entity_types: EntityTypes) -> ViewPlan:
     """Plan of a definition. Raises InvalidView with the reason and the nearest form that works."""
     if isinstance(definition, PythonDefinition):
         return python_plan(definition, entity_types[definition.entity])
-    if isinstance(definition, TimelineDefinition):
-        return timeline_plan(definition, entity_types[definition.entity])
+    (compiled,) = (w.compiled for w in WAYS.values() if w.definition is type(definition))
+    return compiled(definition, entity_types)
+
+
+def _compiled_sql(definition: ViewDefinition, entity_types: EntityTypes) -> ViewPlan:
     try:
         if has_join(definition):
             if definition.rules:
@@ -61,8 +68,9 @@ def compile_view(definition: Definition, entity_types: Mapping[str, EntityType])
                     advice="Declare them for a view of one side, and join that view in the query "
                     "that reads it.",
                 )
-            return _compiled_join(definition, entity_types)
-        return _with_rules(_compiled(definition, entity_types), definition, entity_types)
+            return _in_store(_compiled_join(definition, entity_types), definition.store)
+        plan = _with_rules(_compiled(definition, entity_types), definition, entity_types)
+        return _in_store(plan, definition.store)
     except RecursionError as cause:
         raise InvalidView(
             definition.name,
@@ -83,9 +91,7 @@ def plan_of(
     another meaning.
     """
     plan: ViewPlan | None = None
-    if "sql" in row.definition:
-        plan = compile_view(ViewDefinition.of(row.name, row.definition), entity_types)
-    elif "python" in row.definition:
+    if "python" in row.definition:
         plan = (declared or {}).get(row.name)
         if plan is None or plan.fingerprint != row.fingerprint:
             raise InvalidView(
@@ -93,11 +99,10 @@ def plan_of(
                 "this app does not declare the Python function from which this version was built.",
                 advice="`everstate run` builds a new version if its app declares another function.",
             )
-    elif "timeline" in row.definition:
-        attributes = tuple(row.definition["timeline"])
-        plan = compile_view(TimelineDefinition(row.name, row.entity, attributes), entity_types)
     elif (keeps := row.definition.get("keeps")) in _KEPT_ALWAYS:
         plan = _KEPT_ALWAYS[keeps].of(row.entity)
+    elif ways := [way for field, way in WAYS.items() if field in row.definition]:
+        plan = compile_view(ways[0].stored(row), entity_types)
     if plan is None or plan.fingerprint != row.fingerprint:
         raise InvalidView(
             row.name,
@@ -130,6 +135,16 @@ def _with_rules(
             "trigger (when=…).",
         )
     return replace(plan, rules=rules, fingerprint=rules.fingerprint(plan.fingerprint))
+
+
+def _in_store(plan: ViewPlan, store: str) -> ViewPlan:
+    """The plan of a view in a store; raises InvalidView when that store cannot keep it."""
+    if store == HOME:
+        return plan
+    # Imported here: it loads the drivers of stores.
+    from everstate.views.stores.registry import kept_in
+
+    return kept_in(store, plan)
 
 
 def _compiled(definition: ViewDefinition, entity_types: Mapping[str, EntityType]) -> ViewPlan:
@@ -224,3 +239,30 @@ def _output_expressions(
             grammar.refuse(f"the name of the column {name!r} {fault}", "Give it another name.")
         seen.add(name.lower())
     return found
+
+
+class WayToDeclare(NamedTuple):
+    """One way to declare views: the class of its definitions, and how they become plans."""
+
+    definition: type[Any]
+    compiled: Callable[[Any, EntityTypes], ViewPlan]
+    """The plan of a definition; raises InvalidView."""
+    stored: Callable[[ViewVersion], Any]
+    """The definition of a version, as the registry has it."""
+
+
+def _stored_timeline(row: ViewVersion) -> TimelineDefinition:
+    return TimelineDefinition(row.name, row.entity, tuple(row.definition["timeline"]))
+
+
+WAYS: Final[dict[str, WayToDeclare]] = {
+    "sql": WayToDeclare(
+        ViewDefinition, _compiled_sql, lambda row: ViewDefinition.of(row.name, row.definition)
+    ),
+    "timeline": WayToDeclare(
+        TimelineDefinition,
+        lambda each, types: timeline_plan(each, types[each.entity]),
+        _stored_timeline,
+    ),
+}
+"""By the field that only its stored definitions have; a function in Python is not stored."""

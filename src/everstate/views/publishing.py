@@ -39,8 +39,11 @@ class PublishingStore(Protocol):
     def fell_behind(self, row: ViewVersion) -> None:
         """Clear the record that a version caught up with the core, and what it waited for."""
 
-    def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int:
-        """How many rows differ between two versions of one meaning; computed once."""
+    def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int | None:
+        """How many rows differ between two versions of one meaning; computed once.
+
+        ``None``: this store cannot compare them at one position.
+        """
 
     def set_waits_for(self, row: ViewVersion, waits_for: str) -> None:
         """Store why a version is not published."""
@@ -60,7 +63,7 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
     the core (the option `force` does not wait). A version with the same meaning as the published
     one is compared with it when both are at the core's position; with the option `require_equal`
     it must have the same rows. The reason why a version is not published is stored. Raises
-    InTheWay: until a later try, other readers must not queue behind this one.
+    InTheWay and PublishRefused: until a later try, other readers must not queue behind this one.
     """
     options = row.options or {}
     if not stands_with_core(publisher, row):
@@ -85,7 +88,7 @@ def publish(publisher: PublishingStore, row: ViewVersion, plan: ViewPlan) -> boo
         raise
     except PublishRefused as refusal:
         publisher.set_waits_for(row, str(refusal))
-        return False
+        raise
     if done:
         logger.info("view %s: readers see version %d", row.name, row.version)
     return done
@@ -98,7 +101,10 @@ def _unequal(
     if not stands_with_core(publisher, seen):
         # Rows of an older position differ in any case, and the number would be kept.
         return f"built; waits for version {seen.version}, to compare the rows at one position"
-    if different := publisher.different_rows(seen, row, plan):
+    different = publisher.different_rows(seen, row, plan)
+    if different is None:
+        return f"built; rows in the store {row.store} are compared by `everstate views verify` only"
+    if different:
         return (
             f"built; {different:,} rows differ from version {seen.version}, so it is not published"
         )

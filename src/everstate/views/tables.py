@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
+from uuid import UUID
 
 LATEST_COLUMNS: Final = (
     *("key", "version", "change_id", "kind", "as_of", "occurred_at", "recorded_at"),
@@ -34,9 +35,23 @@ the changes themselves are. Every kind of view (:mod:`everstate.views.kinds`) us
 """
 
 
-def physical(name: str, version: int = 1) -> str:
-    """Name of the table behind a version of a view (C28)."""
-    return f"{name}__v{version}"
+HOME: Final = "postgresql"
+"""The store of cores, control tables, and views that are declared without another store."""
+
+
+def physical(name: str, version: int = 1, attempt: str = "") -> str:
+    """Name of the table behind a version of a view (C28); ``attempt``: the one that filled it."""
+    return f"{name}__v{version}_{attempt}" if attempt else f"{name}__v{version}"
+
+
+def attempt_text(attempt: UUID) -> str:
+    """An attempt to build a version, in the name of its table: 8 letters or digits."""
+    return attempt.hex[:8]
+
+
+def placed(fingerprint: str, attempt: str) -> str:
+    """The fingerprint of positions: in another store they are those of one attempt's table."""
+    return f"{fingerprint}/{attempt}" if attempt else fingerprint
 
 
 def latest_of(entity: str) -> str:
@@ -68,11 +83,16 @@ class KeptTable:
     """Microseconds that a row of a `cache` is kept after its entity's last change."""
     has_rules: bool = False
     """Whether planned changes have a column with the treatment by the view's rules."""
+    store: str = HOME
+    outputs: tuple[tuple[str, str], ...] = ()
+    """Readers' names with their columns, for a store in which rows are read as they are stored."""
+    attempt: str = ""
+    """The attempt that filled it, where each has a table of its own."""
 
     @property
     def name(self) -> str:
         """Name of the table behind the view."""
-        return physical(self.view, self.version)
+        return physical(self.view, self.version, self.attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

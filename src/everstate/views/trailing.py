@@ -117,7 +117,7 @@ def trail_range(
             if attempt > RETRIES_MAX:
                 raise Unavailable(
                     f"{table.name}: {attempt} attempts to write partition {partition} conflicted "
-                    f"with another transactions ({cause})"
+                    f"with other transactions ({cause})"
                 ) from cause
     raise AssertionError("the last attempt raises")
 

@@ -108,5 +108,5 @@ def taken_by(
         changes = changes.join(waiting, place, "left_anti").select(*changes.columns)
     if plan.rules or deferred:
         changes = mark_newest(changes)
-    is_of_facts = plan.rules.trigger is not None and plan.table(0).merge == "sum"
+    is_of_facts = plan.rules.trigger is not None and plan.sums_kept is not None
     return (_Facts if is_of_facts else Accepted)(entity_type, changes)

@@ -35,12 +35,11 @@ from everstate.log.derived import DerivedNote
 from everstate.log.positions import Offsets, Range
 from everstate.log.publisher import read_progress
 from everstate.log.topics import TopicNames
-from everstate.pipeline.batch.accepted import accepted_changes, only_changes
 from everstate.pipeline.batch.awaiting import await_archive
 from everstate.pipeline.batch.rules import fires
 from everstate.pipeline.derive.building import accepted_in_order
+from everstate.pipeline.keeping.spans import ArchivedOffsets
 from everstate.pipeline.reports import DIFFERENCES_MAX, RowDifference, ViewReport
-from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import read_ranges
 from everstate.views.control import opened_control
@@ -175,25 +174,14 @@ def _with_batch(
             "known"
         ),
     )
-    archive = read_archive(spark, config, project.entities[form.to])
-    ends = archive.groupBy("partition").agg((F.max("offset") + 1).alias("end")).collect()
-    positions = {(1, row["partition"]): row["end"] for row in ends}
-    past = accepted_in_order(
-        spark, config, project.entities[form.to], {p: e for (_, p), e in positions.items()}, refused
-    )
-    found = only_changes(accepted_changes(archive, positions, refused))
-    running = found.select("key", "version", "as_of")
-    past = (
-        past.drop("as_of")
-        .join(running, ["key", "version"])
-        .select(
-            F.col("key").alias("to_key"),
-            F.col("version").alias("to_version"),
-            F.col("partition").cast("string").alias("to_partition"),
-            "accepted_at",
-            "as_of",
-            F.col("raw_value").alias("to_raw"),
-        )
+    vector = ArchivedOffsets(config).of(form.to).position
+    past = accepted_in_order(spark, config, project.entities[form.to], vector, refused).select(
+        F.col("key").alias("to_key"),
+        F.col("version").alias("to_version"),
+        F.col("partition").cast("string").alias("to_partition"),
+        "accepted_at",
+        "as_of",
+        F.col("raw_value").alias("to_raw"),
     )
     then = (
         asked.join(past, "to_key")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,8 +22,11 @@ from everstate.errors import (
     DataLoss,
     EverstateError,
     InUse,
+    InvalidView,
     PublishRefused,
     SparkLost,
+    StoreSilent,
+    ViewFailed,
 )
 from everstate.pipeline.batch.accepted import accepted_changes, only_changes
 from everstate.pipeline.batch.from_latest import LatestRows, latest_snapshot, live_of
@@ -31,18 +34,27 @@ from everstate.pipeline.batch.rows import Accepted, LiveOnly, batch_rows
 from everstate.pipeline.batch.rules import taken_by
 from everstate.pipeline.keeping.kept import ViewWorker
 from everstate.pipeline.keeping.plan import column_types
+from everstate.pipeline.keeping.publish import show_elsewhere, show_one
 from everstate.pipeline.keeping.spans import ArchivedOffsets
 from everstate.pipeline.spark.archived import read_archive
-from everstate.pipeline.spark.functions import ship_functions
+from everstate.pipeline.spark.functions import sharing_slots, ship_functions
 from everstate.pipeline.spark.progress import Progress, watched
 from everstate.pipeline.spark.session import spark_errors
 from everstate.postgres import refusals
 from everstate.views.changing import drop_unused, forget_view
-from everstate.views.control import BUILDING, Control, ControlConnection, ViewVersion
+from everstate.views.control import BUILDING, DROPPED, Control, ControlConnection, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
-from everstate.views.stores import LoadTask, ViewTables
+from everstate.views.stores import (
+    LoadRows,
+    VersionedStore,
+    ViewTables,
+    store_of,
+    versioned_store,
+)
+from everstate.views.stores.showing import types_text
+from everstate.views.tables import HOME, attempt_text, placed
 from everstate.views.versions import inputs_of
 
 logger = logging.getLogger(__name__)
@@ -70,8 +82,22 @@ class Builder(ViewWorker):
     idle_s = 0.5
     retry_s = (5.0, 5.0)
 
-    def __init__(self, spark: SparkSession, config: Config, project: Project) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        project: Project,
+        *,
+        store: str | None = None,
+        on_store: Callable[[str], object] = lambda _store: None,
+    ) -> None:
+        """``store``: build only the views in that store, so that no other waits for it.
+
+        ``on_store`` is called, again and again, with each other store that has rows of a view,
+        whether or not the project still declares one there.
+        """
         super().__init__(config)
+        self._store, self._on_store = store, on_store
         self._spark, self._project = spark, project
         self._archived = ArchivedOffsets(config)
         ship_functions(project)
@@ -85,18 +111,27 @@ class Builder(ViewWorker):
         """
         with self._database.connected() as control:
             self._drop_old(control)
-            for row in control.versions():
+            stored = control.versions()
+            for other in sorted({row.store for row in stored} - {HOME}):
+                self._on_store(other)
+            for row in filter(self._is_here, stored):
                 waits_for_it = row.status == BUILDING and row.built is None and not row.inputs
                 if not waits_for_it or row.is_topic or row.entity not in self._project.entities:
                     continue
-                if self._retries.is_due(f"{row.name}__v{row.version}"):
-                    return self._try(control, row)
+                if not self._retries.is_due(f"{row.name}__v{row.version}"):
+                    continue
+                if (built := self._try(control, row)) is not None:
+                    return built
         return None
+
+    def _is_here(self, row: ViewVersion) -> bool:
+        """Whether a version is in a store for which this one builds."""
+        return self._store in (None, row.store)
 
     def _try(self, control: Control, row: ViewVersion) -> Built | None:
         name = f"{row.name}__v{row.version}"
         try:
-            with control.duty("builds") as is_mine:
+            with control.duty(_duty(row.store)) as is_mine:
                 built = self._build(control, row) if is_mine else None
         except SparkLost:
             raise
@@ -127,7 +162,6 @@ class Builder(ViewWorker):
         begun = time.monotonic()
         entity_type = self._project.entities[row.entity]
         plan = plan_of(row, self._project.entities, self._project.views)
-        tables = ViewTables(control)
         types = column_types(self._spark, entity_type, plan)
         with ExitStack() as until_loaded:
             with control.installing():
@@ -140,20 +174,33 @@ class Builder(ViewWorker):
                 if not archived.is_whole:
                     latest = until_loaded.enter_context(self._latest(plan))
                     vector = latest.vector
-                tables.install(plan, row.version, types)
-                tables.empty(row.name, row.version)
+                mine = "" if plan.store == HOME else attempt_text(attempt)
+                if plan.store == HOME:
+                    ViewTables(control).install(plan, row.version, types)
+                    ViewTables(control).empty(row.name, row.version)
+                else:
+                    control.add_table(row.name, row.version, plan.store, mine)
                 control.close_positions(row.name, row.version)
-                place = (row.name, row.version, row.entity, row.fingerprint)
+                place = (row.name, row.version, row.entity, placed(row.fingerprint, mine))
                 control.open_positions(*place, vector)
+            # Tasks of an earlier attempt write no more: this one is the present attempt.
+            store = store_of(self._config, plan.name, plan.store, mine)
+            if isinstance(store, VersionedStore):
+                store.install(plan, row.version, types)
             changes = sum(vector.values())
             if changes:
-                self._load(control, row, plan, vector, attempt, latest)
+                load = store.loader(plan.ruled_table(row.version), attempt)
+                self._load(control, row, plan, vector, attempt, load, latest)
         seconds = time.monotonic() - begun
         built = {
             "vector": {f"1/{partition}": offset for partition, offset in vector.items()},
             "changes": changes,
             "seconds": round(seconds, 3),
         }
+        if plan.store != HOME:
+            built["attempt"] = mine
+            built["core"] = {str(p): at for p, at in control.core_vector(row.entity).items()}
+            built["types"] = types_text(types)
         if not control.end_build(row.name, row.version, attempt, built):
             raise BuildGivenUp(row.name, row.version)
         return Built(row.name, row.version, changes, seconds)
@@ -183,20 +230,19 @@ class Builder(ViewWorker):
         plan: ViewPlan,
         vector: Mapping[int, int],
         attempt: UUID,
+        load: LoadRows,
         latest: LatestRows | None,
     ) -> None:
         """Fill the table with the batch result at the vector."""
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         config, entity_type = self._config, self._project.entities[row.entity]
         positions = {(1, partition): offset for partition, offset in vector.items()}
-        table = plan.table(row.version)
-        task = LoadTask(config.views_dsn, config.views.schema_name, table, attempt)
         with (
             spark_errors(f"building {row.name}"),
             closing(_StoredProgress(config, row, attempt)) as progress,
         ):
             # Reading, a shuffle by key, and one by group for sums.
-            changes, stages = sum(vector.values()), 3 if table.sums else 2
+            changes, stages = sum(vector.values()), 2 if plan.sums_kept is None else 3
             source: Accepted | LiveOnly
             if latest is not None:
                 source = LiveOnly(live_of(self._spark, entity_type, latest))
@@ -210,16 +256,51 @@ class Builder(ViewWorker):
                     self._spark, "reading the archive", progress, changes=changes, stages=stages
                 ),
             ):
-                _run(rows, task)
+                elsewhere = plan.store != HOME
+                with sharing_slots(rows, is_long=True) if elsewhere else nullcontext(rows) as mine:
+                    _run(mine, load)
 
     def _drop_old(self, control: Control) -> None:
         """Drop what ``views.keep_old_hours`` keeps no longer, and parts that nothing reads."""
         if time.monotonic() - self._cleaned_at < _CLEAN_S:
             return
         self._cleaned_at = time.monotonic()
-        for row in drop_unused(control, self._config.views.keep_old_hours):
-            logger.info("view %s: version %d was dropped", row.name, row.version)
-        self._drop_parts(control)
+        if self._store in (None, HOME):
+            for row in drop_unused(control, self._config.views.keep_old_hours):
+                logger.info("view %s: version %d was dropped", row.name, row.version)
+            self._drop_parts(control)
+        for _, _, store, _ in control.left_tables():  # also one that has no version any more
+            self._on_store(store)
+        if self._store != HOME:
+            show_elsewhere(control, self._config, store=self._store)
+            self._drop_elsewhere(control)
+
+    def _drop_elsewhere(self, control: Control) -> None:
+        """Drop tables that nobody needs in other stores; later, while a store does not answer.
+
+        They are those of dropped versions, and of attempts after which another one began. While a
+        proof reads the version, or another process builds for the store, they stay, too. What
+        readers see is told first: their name must not outlive the last table of a view.
+        """
+        silent = set[str]()
+        for name, version, store, attempt in control.left_tables():
+            if store in silent or self._store not in (None, store):
+                continue
+            duties = control.duty(_duty(store)), control.writing(name, version)
+            try:
+                with duties[0] as is_mine, duties[1] as is_free:
+                    if is_mine and is_free:
+                        show_one(control, self._config, name, store)
+                        versioned_store(self._config, name, store, attempt).drop(name, version)
+                        control.remove_table(name, version, attempt)
+            except (ViewFailed, InvalidView) as cause:
+                if isinstance(cause, StoreSilent):
+                    silent.add(store)
+                logger.info("a table of view %s is dropped later: %s", name, cause)
+                rows = (row for row in control.versions(name) if row.version == version)
+                if any(row.status == DROPPED for row in rows):
+                    control.record(name, version, error=str(cause))
+        control.remove_dropped()
 
     def _drop_parts(self, control: Control) -> None:
         """Drop parts of views (inputs that nobody declared) that no version reads any more."""
@@ -256,5 +337,10 @@ class _StoredProgress:
         self._database.close()
 
 
-def _run(rows: DataFrame, load: Any) -> None:
+def _duty(store: str) -> str:
+    """The duty of building in a store, whatever else a process builds."""
+    return "builds" if store == HOME else f"builds in {store}"
+
+
+def _run(rows: DataFrame, load: LoadRows) -> None:
     rows.mapInArrow(lambda batches: load(batches), "rows long").collect()

@@ -24,7 +24,7 @@ from everstate.views.stores import (
     point_core,
     view_refusals,
 )
-from everstate.views.tables import latest_of
+from everstate.views.tables import HOME, latest_of
 from everstate.views.versions import (
     REFUSED,
     Step,
@@ -158,8 +158,9 @@ def _take(
             gone = (step.version, *step.superseded)
             rows = control.versions(step.name)
             retire(control, [row for row in rows if row.version in gone])
-    # A view over others is published when they are, and its own table is filled from them.
-    elif register_step(control, step, plan) and not plan.inputs:
+    # A view over others is published when they are, and its own table is filled from them. In
+    # another store the builder creates it: no start depends on that store.
+    elif register_step(control, step, plan) and not plan.inputs and plan.store == HOME:
         tables = ViewTables(control)
         tables.install(plan, step.version, types)
         if beginning is not None and step.published is None:

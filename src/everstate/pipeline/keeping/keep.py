@@ -448,7 +448,7 @@ class Keeper(ViewWorker):
                 self._retries.failed(trying, _RIDER_RETRY_S)
 
     def _trim(self, control: Control, kept: Mapping[str, EntityViews]) -> None:
-        """Delete the core's exceptions that every view and the archive have passed (V3, V4)."""
+        """Delete the bytes of held changes that every view and the archive have passed (V3, V4)."""
         if time.monotonic() - self._trimmed_at < _TRIM_S:
             return
         self._trimmed_at = time.monotonic()
@@ -456,10 +456,12 @@ class Keeper(ViewWorker):
             try:
                 below = self._reader.archived(entity)
             except ArchiveError as error:
-                logger.warning("old exceptions of %s cannot be deleted now: %s", entity, error)
+                logger.warning("bytes of held changes of %s cannot be deleted: %s", entity, error)
                 continue
-            with control.installing():
-                # A version whose build begins meanwhile needs the exceptions after its vector.
+            with control.installing(waits=False) as is_alone:
+                if not is_alone:
+                    return  # the core waits for no start and no command: it trims later
+                # A version whose build begins meanwhile needs the bytes after its vector.
                 places = ({p.partition: p.next_offset} for p in control.positions(entity))
                 if below := passed_by_all(below, places):
                     control.trim(entity, 1, below)

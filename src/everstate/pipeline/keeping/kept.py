@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from everstate.config import Config
@@ -17,7 +17,7 @@ from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
 from everstate.views.stores import close_store
-from everstate.views.tables import Core, KeptTable, covers, latest_of
+from everstate.views.tables import Core, KeptTable, covers, history_of, latest_of, placed
 
 
 class ViewWorker(Worker):
@@ -143,7 +143,8 @@ class KeptViews:
 
     def core(self, views: EntityViews, riders: Iterable[KeptView] = ()) -> Core:
         """The core of an entity type with some riders, as an argument of a task."""
-        history = next((v.table for v in views.views if v.table.merge == "history"), None)
+        name = history_of(views.entity)
+        history = next((v.table for v in views.views if v.row.name == name), None)
         return Core(
             entity=views.entity,
             topic=self._names.changes(views.entity),
@@ -168,4 +169,7 @@ class KeptViews:
         plan = self._compiled[place]
         if isinstance(plan, str):
             return plan
-        return KeptView(row, plan.ruled_table(row.version), plan, vector)
+        table = plan.ruled_table(row.version)
+        if row.attempt:
+            table = replace(table, fingerprint=placed(table.fingerprint, row.attempt))
+        return KeptView(row, table, plan, vector)

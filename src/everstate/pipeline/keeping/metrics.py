@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from everstate.parts import Part, PartState, note
 from everstate.pipeline.keeping.kept import EntityViews
 from everstate.views.control import BUILDING, WAITING, Control, ViewVersion
-from everstate.views.tables import Vector, covers
+from everstate.views.tables import HOME, Vector, covers
 from everstate.views.versions import REFUSED
 
 JUDGED: Final = Counter(
@@ -117,9 +117,9 @@ class ViewReports:
             rows.append((views.status, views.vector))
         for row, vector in rows:
             self._shown.add(row.name)
-            BEHIND.labels(row.name).set(int(row.error is not None))
-            why, advice = row.error, None
-            if why is None and row.name not in there:
+            why, advice = row.error or (None if row.store == HOME else row.waits_for), None
+            BEHIND.labels(row.name).set(int(why is not None))
+            if why is None and row.store == HOME and row.name not in there:
                 why, advice = _NOT_THERE, "Start the pipeline again."
                 if row is not views.status:
                     advice = f"Run `everstate views rebuild {row.name}`."

@@ -89,7 +89,7 @@ def column_types(
     what an earlier one added (C16).
     """
     table = None if plan.inputs else plan.table(0)
-    if table is None or not table.images or table.merge == "keys":
+    if table is None or not table.images or plan.function is not None:
         return {}
     try:
         with spark_errors(f"view {plan.name}"):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 
 from everstate.changes import EntityType
-from everstate.errors import InUse, InvalidView
+from everstate.config import Config
+from everstate.errors import InUse, InvalidView, StoreSilent, ViewFailed, ViewRowsMissing
+from everstate.pipeline.keeping.kept import MEETING_CHANGES
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
 from everstate.views.publishing import InTheWay, stands_with_core
-from everstate.views.stores import ViewTables, view_refusals
-from everstate.views.tables import latest_of
+from everstate.views.stores import ViewTables, versioned_store, view_refusals
+from everstate.views.tables import HOME, latest_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +28,16 @@ class _PublishedAnother(Exception):
 class ViewPublisher:
     """Publishes through the connection of a `Control`, in autocommit mode."""
 
-    def __init__(self, control: Control) -> None:
-        self._control, self._tables = control, ViewTables(control)
+    def __init__(self, control: Control, config: Config) -> None:
+        self._control, self._config = control, config
 
     def vectors(self, row: ViewVersion) -> tuple[dict[int, int], dict[int, int]]:
         """Positions of the core and of a version, read in one statement.
 
-        A view over other views counts as caught up when all of them are published and kept.
+        A view over other views counts as caught up when all of them are published and kept. No
+        core waits for a view in another store: instead of the core's position, it must reach that
+        of the version that readers see there, and that of the core when it was built or asked for,
+        and be near the core; and its last try must not have failed.
         """
         if row.inputs:
             kept = {r.name for r in self._control.versions() if r.published and r.status == LIVE}
@@ -39,12 +46,22 @@ class ViewPublisher:
                 dict.fromkeys(places, 1),
                 {place: int(row.inputs[place] in kept) for place in places},
             )
-        core, mine = dict[int, int](), dict[int, int]()
+        found = defaultdict[tuple[str, int], dict[int, int]](dict)
         for place in self._control.positions(row.entity):
-            if place.view == latest_of(row.entity):
-                core[place.partition] = place.next_offset
-            elif (place.view, place.version) == (row.name, row.version):
-                mine[place.partition] = place.next_offset
+            found[place.view, place.version][place.partition] = place.next_offset
+        core, mine = found[latest_of(row.entity), 1], found[row.name, row.version]
+        if row.store != HOME:
+            seen = self.seen(row.name)
+            same = {} if seen is None or seen.store != row.store else found[row.name, seen.version]
+            stored = self._control.versions(row.name)
+            now = next((each for each in stored if each.version == row.version), None)
+            if now is None or now.error is not None or now.attempt != row.attempt:
+                return core, {}
+            asked = (now.built or {}).get("core", {})
+            core = {
+                p: max(at - MEETING_CHANGES, same.get(p, 0), asked.get(str(p), 0))
+                for p, at in core.items()
+            }
         return core, mine
 
     def seen(self, name: str) -> ViewVersion | None:
@@ -53,18 +70,25 @@ class ViewPublisher:
 
     def caught_up(self, row: ViewVersion) -> str | None:
         """Record that a version caught up; returns a reader with an older snapshot, or none."""
+        if row.store != HOME:
+            return None
         return self._control.caught_up(row.name, row.version)
 
     def fell_behind(self, row: ViewVersion) -> None:
         """Clear the record that a version caught up with the core, and what it waited for."""
         self._control.record(row.name, row.version, met_at=None, waits_for=None)
 
-    def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int:
-        """How many rows differ between the two versions; stored with the new version."""
+    def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int | None:
+        """How many rows differ between the two versions; stored with the new version.
+
+        ``None`` for rows in another store, where both versions move by themselves.
+        """
+        if row.store != HOME:
+            return None
         known = (row.built or {}).get("different")
         if known is not None:
             return int(known)
-        found = self._tables.different_rows(plan, seen.version, row.version)
+        found = ViewTables(self._control).different_rows(plan, seen.version, row.version)
         self._control.add_built(row.name, row.version, {"different": found})
         logger.info("view %s: %s rows differ from the published version", row.name, found)
         return found
@@ -77,22 +101,89 @@ class ViewPublisher:
         """Point the view's name to a version, in a short transaction that waits for no reader.
 
         False when the version is not at the core's position any more, or another one was published
-        first; raises InTheWay when a reader holds the lock.
+        first; raises InTheWay when a reader holds the lock, and ViewFailed. No call to another
+        store is made in the transaction: readers there see the version before it, once a trial of
+        it was rolled back. :func:`show_elsewhere` makes good what one without effect leaves. In a
+        store that the view leaves, the builder of that store does so.
         """
-        published = None if seen is None else seen.version
+        if row.store == HOME:
+            return self._swap(seen, row, plan)
+        with _telling(self._control, row.name, row.store):
+            if not self._swap(seen, row, plan, is_trial=True):
+                return False
+            store = versioned_store(self._config, row.name, row.store, row.attempt)
+            store.show(row.name, row.version)
+            try:
+                return self._swap(seen, row, plan)
+            finally:
+                show_elsewhere(self._control, self._config, row.name, row.store)
+
+    def _swap(
+        self, seen: ViewVersion | None, row: ViewVersion, plan: ViewPlan, *, is_trial: bool = False
+    ) -> bool:
+        """The transaction of :meth:`point`, which a trial rolls back."""
+        published, tables = None if seen is None else seen.version, ViewTables(self._control)
+        begun = self._control.connection.transaction(force_rollback=is_trial)
         try:
-            with view_refusals(), self._control.connection.transaction():
+            with view_refusals(), begun:
                 if not stands_with_core(self, row):
                     return False
-                self._tables.point(plan, row.version)
+                if row.store == HOME:
+                    tables.point(plan, row.version)
+                elif seen is not None and seen.store == HOME:
+                    tables.drop_reader(row.name)
                 if not self._control.swap_published(row.name, published, row.version):
                     raise _PublishedAnother
                 return True
         except _PublishedAnother:
             return False
         except InUse as cause:
-            readers = self._tables.holders(row.name)
+            readers = tables.holders(row.name)
             raise InTheWay(readers[0] if readers else "a reader") from cause
+
+
+def show_elsewhere(
+    control: Control, config: Config, view: str | None = None, store: str | None = None
+) -> None:
+    """Let readers in other stores see what the registry says; ``None``: of all views, of all.
+
+    Made again and again: a call that was given up may be carried out later, after another one. A
+    store that does not answer is called once.
+    """
+    stored = [row for row in control.versions(view) if row.store != HOME and not row.is_topic]
+    silent = set[str]()
+    for name, place in sorted({(row.name, row.store) for row in stored}):
+        if place in silent or store not in (None, place):
+            continue
+        try:
+            show_one(control, config, name, place)
+        except (ViewFailed, InvalidView) as cause:
+            logger.info("readers of %s are shown its version later: %s", name, cause)
+            if isinstance(cause, StoreSilent):
+                silent.add(place)
+
+
+def show_one(control: Control, config: Config, view: str, store: str) -> None:
+    """Let readers of a view in another store see what the registry says; raises ViewFailed."""
+    with _telling(control, view, store):
+        rows = (row for row in control.versions(view) if row.published and row.store == store)
+        shown = next(rows, None)
+        told = versioned_store(config, view, store, "" if shown is None else shown.attempt)
+        if shown is None:
+            told.drop_reader(view)
+            return
+        try:
+            told.show(view, shown.version)
+        except ViewRowsMissing as missing:
+            # No change may come for long that would find it missing.
+            control.record(view, shown.version, waits_for=str(missing))
+            raise
+        control.record(view, shown.version, waits_for=None)
+
+
+def _telling(control: Control, view: str, store: str) -> AbstractContextManager[object]:
+    """Wait until nobody else reads the registry and tells that store: an older call would win."""
+    return control.duty(f"readers of {view} in {store}", waits=True)
 
 
 def composed_waiting(

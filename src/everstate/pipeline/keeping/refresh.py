@@ -16,7 +16,7 @@ from everstate.errors import InUse, InvalidView, StatementRefused
 from everstate.postgres import refusals
 from everstate.runtime.worker import Worker
 from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
-from everstate.views.kinds.join_sums import JoinSumsPlan
+from everstate.views.kinds.join_sums import JoinSumsPlan, join_sums_of
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
 from everstate.views.stores import JoinTables, marking, stop_marking, view_refusals
@@ -86,11 +86,11 @@ class Refresher(Worker):
         if row.entity not in self._project.entities or not set(row.inputs) <= seen.keys():
             return 0
         try:
-            plan = plan_of(row, self._project.entities, self._project.views)
+            plan = join_sums_of(plan_of(row, self._project.entities, self._project.views))
         except InvalidView as refused:
             control.record(row.name, row.version, error=refused.message)
             return 0
-        if not isinstance(plan, JoinSumsPlan):
+        if plan is None:
             return 0
         parts = [seen[name] for name in row.inputs]
         try:

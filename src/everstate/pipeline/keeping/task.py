@@ -12,14 +12,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everstate.errors import HeldOverflow, PositionMoved, ViewFailed, ViewStoreError
+from everstate.errors import HeldOverflow, PositionMoved, StoreSilent, ViewFailed, ViewStoreError
 from everstate.log.positions import Range
 from everstate.pipeline.spark.plain_bytes import plain_bytes
 from everstate.views.core import Applied, Failure, apply_range
 from everstate.views.plain import apply_plain
 from everstate.views.stores import view_store
 from everstate.views.tables import Core, KeptTable, packed_column, planned_columns
-from everstate.views.trailing import trail_range
+from everstate.views.trailing import TrailingStore, trail_range
 
 _TEXT: pa.DataType = pa.string()
 _COUNT: pa.DataType = pa.int64()
@@ -61,6 +61,8 @@ class ApplyTask:
     spans: Mapping[int, Range]
     view: KeptTable | None = None
     """The view that trails; ``None``: the core."""
+    store: TrailingStore | None = None
+    """The store of that view."""
     meets: frozenset[int] = frozenset()
     """Partitions in which the core is locked meanwhile, so that the view meets it (V7)."""
     judged: bool = True
@@ -85,8 +87,11 @@ class ApplyTask:
             return
         changes = pa.Table.from_batches(filled)
         partitions = pc.unique(changes["partition"]).to_pylist()
-        outcomes = []
+        outcomes = list[dict[str, Any]]()
         for partition in partitions:
+            if outcomes and outcomes[-1]["silent"]:  # it would hold Spark's slot as long again
+                outcomes.append({**outcomes[-1], "partition": partition})
+                continue
             mine = changes
             if len(partitions) > 1:
                 mine = changes.filter(pc.equal(changes["partition"], partition))
@@ -97,6 +102,7 @@ class ApplyTask:
         outcome: dict[str, Any] = {
             "moved": False,
             "unjudged": False,
+            "silent": False,
             "entity": self.core.entity,
             "partition": partition,
             "bytes": changes.nbytes,
@@ -107,7 +113,8 @@ class ApplyTask:
         except PositionMoved:
             return {**outcome, "moved": True}
         except (HeldOverflow, ViewFailed, ViewStoreError) as error:
-            return {**outcome, "failure": str(error)}
+            is_silent = isinstance(error, StoreSilent)
+            return {**outcome, "failure": str(error), "silent": is_silent}
         if done is None:
             return {**outcome, "unjudged": True}
         failures = [(found.view, found.version, found.reason) for found in done.failures]
@@ -121,12 +128,14 @@ class ApplyTask:
         }
 
     def _apply(self, partition: int, changes: pa.Table) -> Applied | None:
-        store, span = view_store(self.dsn, self.schema_name), self.spans[partition]
-        if self.view is not None:
+        span = self.spans[partition]
+        if self.view is not None and self.store is not None:
             columns = dict(zip(changes.column_names, changes.columns, strict=True))
             _unpack(self.view, columns)
             changes, meets = pa.table(columns), partition in self.meets
-            return trail_range(store, self.core, self.view, partition, span, changes, meets=meets)
+            given = (self.core, self.view, partition, span, changes)
+            return trail_range(self.store, *given, meets=meets)
+        store = view_store(self.dsn, self.schema_name)
         core, changes, failures = without_failed(self.core, changes)
         apply = apply_range if self.judged else apply_plain
         applied = apply(store, core, partition, span, changes)

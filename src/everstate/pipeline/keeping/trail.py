@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -17,11 +18,14 @@ from everstate.config import Config
 from everstate.errors import (
     ArchiveError,
     DataLoss,
+    InvalidView,
     LogError,
     LogIdentityChanged,
     PipelineError,
+    PublishRefused,
     SparkLost,
     StatementRefused,
+    ViewFailed,
 )
 from everstate.log.positions import Offsets, Range
 from everstate.log.topics import Topics
@@ -40,7 +44,7 @@ from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.publish import ViewPublisher, composed_waiting
 from everstate.pipeline.keeping.task import OUTCOME_DDL, UNCOMPUTED, ApplyTask
 from everstate.pipeline.keeping.turns import Turns
-from everstate.pipeline.spark.functions import leaving_a_slot, ship_functions
+from everstate.pipeline.spark.functions import leaving_a_slot, sharing_slots, ship_functions
 from everstate.pipeline.spark.progress import progress
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
@@ -48,7 +52,8 @@ from everstate.views.control import BUILDING, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.project import Project
 from everstate.views.publishing import InTheWay, publish
-from everstate.views.stores import view_refusals
+from everstate.views.stores import store_of, view_refusals
+from everstate.views.tables import HOME
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +78,16 @@ class Trailer(ViewWorker):
         turns: Turns | None = None,
         *,
         failed: bool | None = None,
+        store: str | None = None,
     ) -> None:
         """``turns``: those that it takes with the keeper of the same process.
 
         ``failed``: keep only the views whose last try failed, or only the others, so that none of
-        these waits while a failed one is tried again; ``None``: all.
+        these waits while a failed one is tried again; ``None``: all. ``store``: keep only the views
+        in that store, so that no other waits for it; ``None``: those in all stores.
         """
         super().__init__(config)
-        self._failed = failed
+        self._failed, self._store = failed, store
         self.idle_s = _FAILED_POLL_S if failed else config.pipeline.poll_ms / 1000
         self.retry_s = (0.2, config.pipeline.retry_s_max)
         self._spark, self._turns = spark, turns or Turns()
@@ -111,7 +118,10 @@ class Trailer(ViewWorker):
             passed = 0
             for views in kept.values():
                 for view in views.behind:
-                    is_mine = self._failed in (None, view.row.error is not None)
+                    is_tried = self._failed in (None, view.row.error is not None)
+                    is_mine = is_tried and self._is_here(view.plan)
+                    if self.stop.is_set():
+                        return passed  # what a store is given now may take minutes
                     if not is_mine or not self._retries.is_due(view.table.name):
                         continue
                     if _meets(views, view):
@@ -122,6 +132,8 @@ class Trailer(ViewWorker):
                 self._report_foreign(control, views.foreign)
                 behind = views.behind
                 for view in views.views:
+                    if self.stop.is_set() or not self._is_here(view.plan):
+                        continue
                     if view not in behind:
                         self._go_on(control, view, "is at the core's position")
                         if view.row.progress is not None:  # another process let it catch up
@@ -129,23 +141,29 @@ class Trailer(ViewWorker):
                     if view.row.status == BUILDING:
                         self._publish(control, view.row, view.plan)
             for row, plan in composed_waiting(control, self._entities) if not self._failed else ():
-                self._publish(control, row, plan)
+                if self._is_here(plan):
+                    self._publish(control, row, plan)
         return passed
+
+    def _is_here(self, plan: ViewPlan) -> bool:
+        """Whether the rows of a view are in a store whose views this one moves."""
+        return self._store in (None, plan.store)
 
     def _publish(self, control: Control, row: ViewVersion, plan: ViewPlan) -> None:
         """Publish a version, if it can be; what is wrong with one view stops no other.
 
-        Pauses grow while a reader is in the way: others queue behind each try.
+        Pauses grow while a reader, or what depends on the name, is in the way: others queue behind
+        each try.
         """
         name = f"publishing {row.name}"
         if not self._retries.is_due(name):
             return
         try:
             with view_refusals():
-                publish(ViewPublisher(control), row, plan)
-        except InTheWay:
+                publish(ViewPublisher(control, self._config), row, plan)
+        except (InTheWay, PublishRefused):
             self._retries.failed(name, _IN_THE_WAY_S)
-        except StatementRefused as refused:
+        except (StatementRefused, ViewFailed, InvalidView) as refused:
             pause = self._retries.failed(name, _RETRY_S)
             logger.error(
                 "view %s is not published, and is retried in %.0f s: %s", row.name, pause, refused
@@ -253,13 +271,16 @@ class Trailer(ViewWorker):
             and span.end == views.vector[partition]
         )
         config = self._config
-        task = ApplyTask(config.views_dsn, config.views.schema_name, core, spans, view.table, meets)
+        store = store_of(config, view.row.name, view.row.store, view.row.attempt)
+        home = (config.views_dsn, config.views.schema_name)
+        task = ApplyTask(*home, core, spans, view.table, store, meets)
         parsed = self._reader.parsed(views.entity, sources, judged=True, released=released)
-        if view.table.merge == "keys":
+        if not view.plan.may_ride and view.plan.store == HOME:  # its function may take long
             parsed = leaving_a_slot(parsed)
+        sharing = nullcontext(parsed) if view.plan.store == HOME else sharing_slots(parsed)
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
         mine = [(view.plan, view.table)]
-        with spark_errors(f"view {view.row.name}"):
+        with spark_errors(f"view {view.row.name}"), sharing as parsed:
             # A job that ends by an error takes its worker of Python with it, and the core's next
             # task would have to prepare another one's session for all views that ride.
             job = planned(parsed, mine, caught=True).mapInArrow(task, OUTCOME_DDL)
@@ -279,9 +300,11 @@ class Trailer(ViewWorker):
 def _may_meet(view: KeptView) -> bool:
     """Whether the core waits for a view. One that never rides does so once, before it is published.
 
-    No core waits for a view whose last try failed: it may fail again, and take its time for that.
+    No core waits for another store, nor for a view whose last try failed: it may fail again, and
+    take its time for that.
     """
-    return view.row.error is None and (view.plan.rides or view.row.status == BUILDING)
+    waits_for_it = view.plan.rides or (view.row.status == BUILDING and view.plan.store == HOME)
+    return view.row.error is None and waits_for_it
 
 
 def _meets(views: EntityViews, view: KeptView) -> bool:

@@ -22,6 +22,8 @@ from pyspark.sql import functions as F
 from everstate.pipeline.proof.row_texts import copied_as, fragments, joined, kept_fragments
 from everstate.pipeline.reports import DIFFERENCES_MAX, RowDifference
 from everstate.postgres import SharedSnapshot
+from everstate.views.stores import VersionedStore
+from everstate.views.tables import KeptTable
 
 _HASH_BYTES = 8
 _MODULUS = 1 << (8 * _HASH_BYTES)
@@ -62,6 +64,24 @@ class KeptRows:
     query: str
     is_divided: bool
 
+    def read(self, schema: pa.Schema, bucket: int, buckets: int) -> Iterator[list[pa.Array]]:
+        """Texts of the columns of the kept rows of a bucket, some thousand rows at a time."""
+        return _read_kept(self, schema, bucket, buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class RowsElsewhere:
+    """The kept rows of a version in another store, while the caller holds its positions."""
+
+    store: VersionedStore
+    table: KeptTable
+    is_divided: bool = False
+
+    def read(self, schema: pa.Schema, _bucket: int, _buckets: int) -> Iterator[list[pa.Array]]:
+        """Texts of the columns of all rows, some thousand rows at a time."""
+        for batch in self.store.read(self.table, schema):
+            yield [fragments(f.name, c) for f, c in zip(schema, batch.columns, strict=True)]
+
 
 _COUNT: pa.DataType = pa.int64()
 _TEXT: pa.DataType = pa.string()
@@ -81,7 +101,9 @@ _OUTCOME_DDL = (
 )
 
 
-def compare(expected: DataFrame, kept: KeptRows, *, key_columns: int, buckets: int) -> Comparison:
+def compare(
+    expected: DataFrame, kept: KeptRows | RowsElsewhere, *, key_columns: int, buckets: int
+) -> Comparison:
     """Compare a batch result with a kept table; one Spark job.
 
     ``expected`` has its key columns first. Cost: one pass over both sides and one scan of the
@@ -111,7 +133,10 @@ def compare(expected: DataFrame, kept: KeptRows, *, key_columns: int, buckets: i
 
 
 def _compare_task(
-    batches: Iterable[pa.RecordBatch], kept: KeptRows, key_columns: int, buckets: int
+    batches: Iterable[pa.RecordBatch],
+    kept: KeptRows | RowsElsewhere,
+    key_columns: int,
+    buckets: int,
 ) -> Iterator[pa.RecordBatch]:
     """Compare the buckets of one task; an expected row is dropped once it was compared."""
     waiting: dict[int, _Expected] = {}
@@ -126,7 +151,7 @@ def _compare_task(
         return
     outcomes = []
     for number, rows in waiting.items():
-        found = _compare_bucket(rows, _read_kept(kept, schema, number, buckets), key_columns)
+        found = _compare_bucket(rows, kept.read(schema, number, buckets), key_columns)
         outcomes.append(found)
     yield pa.RecordBatch.from_pylist(outcomes, schema=OUTCOME)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -39,14 +39,15 @@ from everstate.pipeline.batch.rules import taken_by
 from everstate.pipeline.derive.verify import verify_topic
 from everstate.pipeline.keeping.spans import ArchivedOffsets
 from everstate.pipeline.proof.as_read import ROWS_MAX, is_plain, read_differently
-from everstate.pipeline.proof.compare import Comparison, KeptRows, compare
+from everstate.pipeline.proof.compare import Comparison, KeptRows, RowsElsewhere, compare
 from everstate.pipeline.reports import (
     DIFFERENCES_MAX,
+    ProofOutcome,
     RowDifference,
     ViewReport,
 )
 from everstate.pipeline.spark.archived import read_archive
-from everstate.pipeline.spark.functions import ship_functions
+from everstate.pipeline.spark.functions import sharing_slots, ship_functions
 from everstate.pipeline.spark.progress import OnProgress, Progress, watched
 from everstate.pipeline.spark.session import spark_errors
 from everstate.postgres import Connection, SharedSnapshot, refusals, shared_snapshot
@@ -57,13 +58,18 @@ from everstate.views.kinds.kind import identifiers
 from everstate.views.misfits import Misfit
 from everstate.views.plan import plan_of
 from everstate.views.project import Project, kept_always
-from everstate.views.stores import ViewTables
+from everstate.views.stores import ViewTables, versioned_store
+from everstate.views.tables import HOME, latest_of
 
 _POOL: Final = "verify"
 _ROWS_PER_BUCKET: Final = 200_000
 _NO_ROWS: Final = (
     "{} has no version that readers see yet: `everstate views list` shows whether it is built or "
     "waits"
+)
+_AHEAD: Final = (
+    "its rows differ, and may be newer than its position, which is behind that of the core; prove "
+    "it again when it has caught up"
 )
 _NAMED_MAX: Final = 20
 """Most records that a report names."""
@@ -90,14 +96,23 @@ def verify_views(
     ship_functions(project)
     with opened_control(config) as control:
         control.update()
+        published = [row for row in control.versions() if row.published]
+    elsewhere = {row.name for row in published if row.store != HOME}
     reports: list[ViewReport] = []
     named = "everstate views verify"
-    with shared_snapshot(config.views_dsn, application_name=named) as (connection, snapshot):
-        verifier = _Verifier(spark, config, project, connection, snapshot, on_progress)
-        of_views = {name: e for name, e in wanted.items() if name not in project.derivations}
-        for report in verifier.reports(of_views):
-            reports.append(report)
-            on_report(report)
+    of_views = {name: e for name, e in wanted.items() if name not in project.derivations}
+    together = [{name: e for name, e in of_views.items() if name not in elsewhere}]
+    # Rows in another store have no snapshot: each such view waits while it is compared.
+    together += [{name: e} for name, e in of_views.items() if name in elsewhere]
+    for some in filter(None, together):
+        with (
+            _held(config, elsewhere & some.keys()) as held,
+            shared_snapshot(config.views_dsn, application_name=named) as (connection, snapshot),
+        ):
+            verifier = _Verifier(spark, config, project, connection, snapshot, on_progress, held)
+            for report in verifier.reports(some):
+                reports.append(report)
+                on_report(report)
     for name in [name for name in wanted if name in project.derivations]:
         reports.append(verify_topic(spark, config, project, project.derivations[name]))
         on_report(reports[-1])
@@ -108,6 +123,21 @@ def verify_views(
                 del note["differences"]
                 control.set_verified(report.name, report.version, note)
     return sorted(reports, key=lambda report: list(wanted).index(report.name))
+
+
+@contextmanager
+def _held(config: Config, names: Collection[str]) -> Iterator[set[tuple[str, int]]]:
+    """Let nobody write to, or drop, the versions that readers see in other stores; gives them."""
+    with opened_control(config) as control, ExitStack() as until_compared:
+        rows = control.versions() if names else ()
+        held = {(row.name, row.version) for row in rows if row.published and row.name in names}
+        for version in held:
+            until_compared.enter_context(control.writing(*version, waits=True))
+        for place in control.positions() if held else ():
+            if (place.view, place.version) in held:
+                mine = (place.view, place.version, place.partition)
+                until_compared.enter_context(control.writing(*mine, waits=True))
+        yield held
 
 
 def _wanted(project: Project, names: Iterable[str] | None) -> dict[str, str]:
@@ -146,7 +176,10 @@ class _Verifier:
         connection: Connection,
         snapshot: SharedSnapshot,
         on_progress: OnProgress,
+        held: Collection[tuple[str, int]] = (),
     ) -> None:
+        """``held``: versions in other stores to which nobody writes meanwhile."""
+        self._held = held
         self._spark, self._config, self._project = spark, config, project
         self._connection, self._snapshot, self._on_progress = connection, snapshot, on_progress
         self._control = Control(connection, config.views.schema_name)
@@ -162,6 +195,12 @@ class _Verifier:
             if row is None:
                 reasons = (_NO_ROWS.format(name),)
                 yield ViewReport(name, 0, entity, "not compared", not_compared=reasons)
+                continue
+            if row.store != HOME and (name, row.version) not in self._held:
+                reasons = (
+                    f"{name}: version {row.version} was published meanwhile; prove it again",
+                )
+                yield ViewReport(name, row.version, entity, "not compared", not_compared=reasons)
                 continue
             try:
                 plan = plan_of(row, self._project.entities, self._project.views)
@@ -271,8 +310,13 @@ class _Verifier:
                     inputs = [taken_by(plan, entity_type, changes, deferred)]
                 # The expressions are the plan's, evaluated in batch instead of change by change.
                 with spark_errors(f"verifying {row.name}"), batch_rows(plan, inputs) as rows:
-                    result = self._compare(plan, row.version, rows)
-                return _with_result(mine, result, *self._compare_as_read(plan, row.version, inputs))
+                    result = self._compare(plan, row, rows)
+                found = _with_result(
+                    mine, result, *self._compare_as_read(plan, row.version, inputs)
+                )
+                if found.outcome != "differs" or not self._may_be_ahead(row):
+                    return found
+                reason = _AHEAD
         except PipelineError as error:
             if isinstance(error, SparkLost):
                 raise
@@ -285,7 +329,21 @@ class _Verifier:
         except StatementRefused as refused:
             reason = f"its rows cannot be read: {refused.message}"
         not_compared = (*mine.not_compared, f"{row.name}: {reason}")
-        return replace(mine, outcome="differs", not_compared=not_compared)
+        # A store that does not answer says nothing about its rows, nor one that is ahead.
+        outcome: ProofOutcome = "differs" if row.store == HOME else "not compared"
+        return replace(mine, outcome=outcome, not_compared=not_compared)
+
+    def _may_be_ahead(self, row: ViewVersion) -> bool:
+        """Whether rows in another store may be newer than a version's position.
+
+        A task that was killed, or a control table that was restored, leaves them so until the
+        version has caught up with its core.
+        """
+        if row.store == HOME:
+            return False
+        mine = self._positions(row)
+        core = self._positions(self._published[latest_of(row.entity)])
+        return any(mine.get(place, 0) < at for place, at in core.items())
 
     def _not_read(
         self, entity: str, positions: PartitionOffsets
@@ -306,9 +364,14 @@ class _Verifier:
                     unasked += [found.gone] if found.gone else []
         return tuple(unread), tuple(unasked)
 
-    def _compare(self, plan: ViewPlan, version: int, rows: DataFrame) -> Comparison:
+    def _compare(self, plan: ViewPlan, row: ViewVersion, rows: DataFrame) -> Comparison:
         """Compare the rows of a version's table with the batch result of its definition."""
-        query = ViewTables(self._control).kept(plan, version)
+        if plan.store != HOME:
+            store = versioned_store(self._config, plan.name, plan.store, row.attempt)
+            kept = RowsElsewhere(store, plan.ruled_table(row.version))
+            with sharing_slots(rows) as mine:
+                return compare(mine, kept, key_columns=len(plan.key), buckets=1)
+        query = ViewTables(self._control).kept(plan, row.version)
         return compare(
             rows,
             KeptRows(self._snapshot, query, plan.is_divided),
@@ -320,6 +383,8 @@ class _Verifier:
         self, plan: ViewPlan, version: int, inputs: Sequence[Accepted]
     ) -> tuple[str, list[RowDifference]]:
         """Compare the rows that readers see with the author's SQL in Spark; at most `ROWS_MAX`."""
+        if plan.store != HOME:
+            return f"not compared: readers see its rows as the store {plan.store} has them", []
         if not plan.batch_as_read:
             why = (
                 "it has no SQL definition"

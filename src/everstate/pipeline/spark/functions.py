@@ -1,19 +1,52 @@
-"""Sends the functions of Python views to Spark's tasks."""
+"""Spark's tasks that call what may not answer: functions of Python views, and other stores."""
 
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from everstate.views.project import Project
 
+_changed: Final = threading.Condition()
+_taken: Final[list[tuple[bool, int]]] = []
+"""Each running job of this process that calls another store: whether it is long, and its slots."""
+
 
 def leaving_a_slot(rows: DataFrame) -> DataFrame:
     """Rows in fewer tasks than Spark has slots: a function may not end, and others need a slot."""
     slots = rows.sparkSession.sparkContext.defaultParallelism
     return rows.coalesce(max(1, slots - 1))
+
+
+@contextmanager
+def sharing_slots(rows: DataFrame, *, is_long: bool = False) -> Iterator[DataFrame]:
+    """Rows in as many tasks as a job that calls another store may have now; waits for the first.
+
+    A store may not answer, and the core needs a slot meanwhile: all such jobs of this process leave
+    one, if Spark has three or more. Long ones leave one more for the others, and these for them.
+    """
+    most = max(2, rows.sparkSession.sparkContext.defaultParallelism - 1)
+
+    def share() -> int:
+        alike = sum(slots for is_as_long, slots in _taken if is_as_long == is_long)
+        free = min(most - sum(slots for _, slots in _taken), most - 1 - alike)
+        return (2 * free + 2) // 3  # the others should get some, too
+
+    with _changed:
+        mine = (is_long, _changed.wait_for(share))
+        _taken.append(mine)
+    try:
+        yield rows.coalesce(mine[1])
+    finally:
+        with _changed:
+            _taken.remove(mine)
+            _changed.notify_all()
 
 
 def ship_functions(project: Project) -> None:

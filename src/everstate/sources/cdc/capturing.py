@@ -565,10 +565,14 @@ class Capturing(CaptureConnector):
         return peculiarities(self.capture, self.entities, shapes)
 
     def _wait_until_connected(self, database: CapturedDatabase, wait_s: float) -> None:
-        deadline = time.monotonic() + wait_s
+        deadline, was_restarted = time.monotonic() + wait_s, False
         while True:
             state, task, reason = self._connector_states()
-            if task == "FAILED" or state == "FAILED":
+            if "FAILED" in (state, task) and not was_restarted:
+                # A task that begins while its former one ends fails by chance, and once.
+                self._connect.restart(self.names.connector)
+                was_restarted = True
+            elif "FAILED" in (state, task):
                 advice = f"`everstate cdc doctor {self.capture.name}` looks for the cause."
                 raise CaptureFailed(
                     f"capture {self.capture.name}: the connector failed: {self._safe(reason)}",

@@ -28,7 +28,7 @@ from everstate.errors import (
     Rejected,
 )
 from everstate.errors.base import described
-from everstate.http.conditions import Conditions, parse_condition
+from everstate.http.etags import Conditions, parse_condition
 from everstate.sources.commands.facts import facts_of
 from everstate.sources.commands.store import NEVER
 from everstate.sources.commands.wire import (

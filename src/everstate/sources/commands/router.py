@@ -27,7 +27,7 @@ from everstate.errors import (
 from everstate.http.answers import check_length, content_type_of
 from everstate.http.asgi import KEY, beside_loop, headers_of, read_body
 from everstate.http.callers import idempotency_key_of, occurred_at_of
-from everstate.http.conditions import parse_condition
+from everstate.http.etags import parse_condition
 from everstate.http.masks import NO_MASK, Mask
 from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import TIMEOUT_S

@@ -19,7 +19,7 @@ from everstate.http import openapi as says
 from everstate.http.answers import JSON, HttpAnswer, HttpRequest, content_type_of, masked
 from everstate.http.asgi import KEY, AnswerPast, Desk, Routes, beside_loop, respond
 from everstate.http.callers import TOKEN, occurred_at_of, provenance_of
-from everstate.http.conditions import etag
+from everstate.http.etags import etag
 from everstate.http.openapi import Schemas
 from everstate.sources.crud.bodies import read_entity, read_json
 from everstate.sources.crud.events import EventLog

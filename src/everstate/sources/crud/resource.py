@@ -43,7 +43,7 @@ from everstate.http.answers import (
     read_kept,
 )
 from everstate.http.callers import TOKEN, occurred_at_of, provenance_of
-from everstate.http.conditions import Conditions, etag
+from everstate.http.etags import Conditions, etag
 from everstate.http.masks import Mask
 from everstate.sources.crud.bodies import check_key, read_entity, read_json
 from everstate.sources.crud.filters import RESERVED, Filters

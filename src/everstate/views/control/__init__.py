@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from everstate.views.control.positions import Counters as Counters
     from everstate.views.control.positions import ViewPosition as ViewPosition
     from everstate.views.control.registry import BUILDING as BUILDING
+    from everstate.views.control.registry import DROPPED as DROPPED
     from everstate.views.control.registry import KEPT as KEPT
     from everstate.views.control.registry import LIVE as LIVE
     from everstate.views.control.registry import RETIRED as RETIRED
@@ -35,7 +36,7 @@ __getattr__ = loader(
         "everstate.views.control.dead_letters": ("DeadChange",),
         "everstate.views.control.positions": ("Counters", "ViewPosition"),
         "everstate.views.control.registry": (
-            *("BUILDING", "KEPT", "LIVE", "RETIRED", "WAITING"),
+            *("BUILDING", "DROPPED", "KEPT", "LIVE", "RETIRED", "WAITING"),
             "ViewVersion",
         ),
         "everstate.views.control.requests": ("QUERY", "RECOMPUTE", "Request"),

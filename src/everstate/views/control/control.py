@@ -8,12 +8,11 @@ from contextlib import contextmanager
 import psycopg
 
 from everstate.config import Config
-from everstate.postgres import Connection, connect, views_errors
+from everstate.postgres import Connection, connect, connect_views, views_errors
 from everstate.views.control.dead_letters import DeadLetterTable
 from everstate.views.control.requests import Requests
 from everstate.views.control.statuses import ViewStatuses
 from everstate.views.control.verdicts import Verdicts
-from everstate.views.database import connect_views
 
 
 class Control(ViewStatuses, Verdicts, DeadLetterTable, Requests):

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from everstate.views.control.schema import Schema
-from everstate.views.tables import CORE_FINGERPRINT, Core, KeptTable, Vector, latest_of
+from everstate.views.tables import (
+    CORE_FINGERPRINT,
+    Core,
+    KeptTable,
+    Vector,
+    latest_of,
+    physical,
+)
 
 if TYPE_CHECKING:
     from everstate.log.positions import Range
@@ -122,6 +130,16 @@ class Positions(Schema):
         """Delete a version's positions and deferred changes: it is not kept any more."""
         for table in ("{position}", "{deferred}"):
             self.run(f"DELETE FROM {table} WHERE view = %s AND version = %s", (view, version))
+
+    def writing(
+        self, view: str, version: int, partition: int | None = None, *, waits: bool = False
+    ) -> AbstractContextManager[bool]:
+        """Let nobody else write rows of a partition to a version in another store; see `duty`.
+
+        ``None``: let nobody else drop its tables. No row of a control table is locked, so that no
+        start and no core waits for that store.
+        """
+        return self.duty(f"rows of {physical(view, version)} {partition}", waits=waits)
 
     def hold_view(self, table: KeptTable, generation: int, partition: int) -> bool:
         """Lock a view's position until the transaction ends; returns whether it is of this plan."""

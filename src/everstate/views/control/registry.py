@@ -11,6 +11,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from everstate.views.control.schema import Schema
+from everstate.views.tables import HOME
 
 LIVE: Final = "live"
 """The version is kept, and readers see it."""
@@ -22,6 +23,12 @@ KEPT: Final = "kept"
 """Another version replaced it; it is not updated, and is there for `views rebuild --undo`."""
 RETIRED: Final = "retired"
 """No app declares it; readers still see it, but it is not updated."""
+DROPPED: Final = "dropped"
+_LEFT: Final = (
+    "its rows are deleted while `everstate run` runs; if their store is gone for good, "
+    "`everstate views drop {} --forget` forgets them"
+)
+"""Nobody reads it; its rows are in another store, and are deleted there when that store answers."""
 
 _COLUMNS: Final = (
     "name, version, entity, kind, definition, fields, fingerprint, status, status_reason, error, "
@@ -36,7 +43,8 @@ class ViewVersion:
 
     Four fields say how it is, each with one writer. ``status_reason``, by whoever sets the status:
     why it waits or was retired. ``error``, by what moves its position: why the last try failed.
-    ``waits_for``, by the publisher: why a built version is not published yet. ``progress``, by the
+    ``waits_for``, by the publisher: why a built version is not published yet, or why readers do not
+    see one in another store any more. ``progress``, by the
     builder and then by what lets it catch up: ``doing``, ``share``, ``rate``, ``left_s``.
 
     ``built``, once it is built: the vector that it was built up to (`generation/partition` → next
@@ -75,6 +83,16 @@ class ViewVersion:
     def inputs(self) -> tuple[str, ...]:
         """Names of the views that it reads; empty: it reads changes, and has its own table."""
         return tuple(self.definition.get("inputs", ()))
+
+    @property
+    def store(self) -> str:
+        """Name of the store in which its rows are."""
+        return str(self.definition.get("store", HOME))
+
+    @property
+    def attempt(self) -> str:
+        """The attempt that filled its table in another store, as in the table's name."""
+        return str((self.built or {}).get("attempt", ""))
 
     @property
     def is_part(self) -> bool:
@@ -211,16 +229,51 @@ class Registry(Schema):
     def begin_build(self, name: str, version: int) -> UUID | None:
         """Begin a build; returns the attempt's id.
 
-        ``None``: it is not wanted any more, or readers see it already.
+        ``None``: it is not wanted any more, it is built already, or readers see it.
 
         Tasks of an earlier attempt, which may still run, write nothing from here on.
         """
         attempt: UUID | None = self.value(
-            "UPDATE {view} SET attempt = gen_random_uuid(), built = NULL, progress = NULL "
-            "WHERE name = %s AND version = %s AND status = %s AND NOT published RETURNING attempt",
+            "UPDATE {view} SET attempt = gen_random_uuid(), progress = NULL WHERE name = %s "
+            "AND version = %s AND status = %s AND built IS NULL AND NOT published "
+            "RETURNING attempt",
             (name, version, BUILDING),
         )
         return attempt
+
+    def add_table(self, name: str, version: int, store: str, attempt: str) -> None:
+        """Record that an attempt has a table in another store, before it is created there."""
+        query = "INSERT INTO {stored_table} (view, version, store, attempt) VALUES (%s, %s, %s, %s)"
+        self.run(query + " ON CONFLICT DO NOTHING", (name, version, store, attempt))
+
+    def left_tables(self) -> list[tuple[str, int, str, str]]:
+        """View, version, store and attempt of each table elsewhere that nobody needs any more.
+
+        Also of a version that a release without other stores removed from the registry.
+        """
+        rows = self.run(
+            "SELECT made.view, made.version, made.store, made.attempt FROM {stored_table} AS made "
+            "LEFT JOIN {view} AS row ON (row.name, row.version) = (made.view, made.version) "
+            "WHERE row.name IS NULL OR row.status = %s "
+            "OR (made.attempt IS DISTINCT FROM row.built->>'attempt' "
+            "AND made.attempt IS DISTINCT FROM left(row.attempt::text, 8)) ORDER BY 1, 2, 4",
+            (DROPPED,),
+        )
+        return rows.fetchall()
+
+    def remove_table(self, name: str, version: int, attempt: str) -> None:
+        """Forget a table in another store, which was dropped there."""
+        query = "DELETE FROM {stored_table} WHERE view = %s AND version = %s AND attempt = %s"
+        self.run(query, (name, version, attempt))
+
+    def remove_dropped(self) -> None:
+        """Delete the rows of dropped versions that have no table in another store any more."""
+        self.run(
+            "DELETE FROM {view} AS row WHERE status = %s AND NOT published "
+            "AND NOT EXISTS (SELECT FROM {stored_table} AS made "
+            "WHERE (made.view, made.version) = (row.name, row.version))",
+            (DROPPED,),
+        )
 
     def is_attempt(self, name: str, version: int, attempt: UUID) -> bool:
         """Whether this attempt is still the current build; it stays so in this transaction."""
@@ -281,7 +334,10 @@ class Registry(Schema):
         return reader
 
     def swap_published(self, name: str, old: int | None, new: int) -> bool:
-        """Compare and swap the published version; returns whether it was ``old``."""
+        """Compare and swap the published version; returns whether it was ``old``.
+
+        False, too, when the new one is not to be published any more; the caller rolls back.
+        """
         if old is not None:
             replaced = self.run(
                 "UPDATE {view} SET published = false, status = %s, status_reason = NULL, "
@@ -296,8 +352,9 @@ class Registry(Schema):
         shown = self.run(
             "UPDATE {view} SET published = true, status = %s, status_reason = NULL, error = NULL, "
             "waits_for = NULL, progress = NULL, changed_at = now(), published_at = now(), "
-            "options = NULL WHERE name = %s AND version = %s",
-            (LIVE, name, new),
+            "options = NULL WHERE name = %s AND version = %s "
+            "AND (status = %s OR definition ? 'derives')",
+            (LIVE, name, new, BUILDING),
         )
         return shown.rowcount == 1
 
@@ -308,6 +365,35 @@ class Registry(Schema):
         """
         query = "DELETE FROM {view} WHERE name = %s AND version = %s AND NOT published"
         return self.run(query, (name, version)).rowcount == 1
+
+    def leave_to_store(self, name: str, version: int) -> bool:
+        """Let the rows of a version in another store be deleted later; false: it has none there.
+
+        A build of it that runs anywhere ends.
+        """
+        left = self.run(
+            "UPDATE {view} SET status = %s, status_reason = %s, attempt = NULL, "
+            "changed_at = now() "
+            "WHERE name = %s AND version = %s AND definition ? 'store' AND NOT published",
+            (DROPPED, _LEFT.format(name), name, version),
+        )
+        return left.rowcount == 1
+
+    def forget_left(self, name: str) -> list[tuple[str, int, str | None]]:
+        """Forget the dropped versions of a view, whose rows stay in other stores.
+
+        Store, version and attempt of each of their tables; no attempt where no table was left.
+        """
+        rows = self.run(
+            "WITH gone AS (DELETE FROM {view} WHERE name = %s AND status = %s "
+            "RETURNING version, definition->>'store' AS store), "
+            "tables AS (DELETE FROM {stored_table} AS made USING gone "
+            "WHERE made.view = %s AND made.version = gone.version "
+            "RETURNING made.version, made.attempt) SELECT gone.store, version, tables.attempt "
+            "FROM gone LEFT JOIN tables USING (version) ORDER BY 2, 3",
+            (name, DROPPED, name),
+        )
+        return rows.fetchall()
 
     def withdraw(self, name: str) -> None:
         """Record that readers see no version of a view: its name was dropped."""

@@ -84,6 +84,9 @@ CREATE TABLE IF NOT EXISTS {s}.deferred (
     first_offset bigint NOT NULL, keys bytea NOT NULL, rows bytea NOT NULL);
 CREATE INDEX IF NOT EXISTS deferred_place ON {s}.deferred
     (view, version, generation, partition, id);
+CREATE TABLE IF NOT EXISTS {s}.stored_table (
+    view text NOT NULL, version int NOT NULL, store text NOT NULL, attempt text NOT NULL,
+    PRIMARY KEY (view, version, attempt));
 CREATE TABLE IF NOT EXISTS {s}.deployment (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, project text NOT NULL,
     started_on text NOT NULL, started_at timestamptz NOT NULL DEFAULT now(),
@@ -156,25 +159,31 @@ class Schema:
                 self.connection.execute(_STORED_AS_IT_IS.format(s=s).encode())
 
     @contextmanager
-    def installing(self) -> Iterator[None]:
-        """A transaction in which no other one installs tables or changes which views there are."""
+    def installing(self, *, waits: bool = True) -> Iterator[bool]:
+        """A transaction in which no other one installs tables or changes which views there are.
+
+        False, and others may do so, when another one does just now and ``waits`` is false.
+        """
         with self.connection.transaction():
-            self.lock_installing()
-            yield
+            if waits:
+                self.lock_installing()
+            query = "SELECT pg_try_advisory_xact_lock(%s)"
+            yield waits or bool(self.value(query, (_INSTALL_LOCK,)))
 
     def lock_installing(self) -> None:
         """Wait until no other transaction installs tables; the lock ends with the transaction."""
         self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (_INSTALL_LOCK,))
 
     @contextmanager
-    def duty(self, name: Duty) -> Iterator[bool]:
+    def duty(self, name: Duty | str, *, waits: bool = False) -> Iterator[bool]:
         """Hold a duty for this schema during the block; false when another process holds it.
 
-        The lock ends with the connection, so a killed process leaves no lock.
+        With ``waits`` never false. The lock ends with the connection, so a killed process leaves
+        no lock.
         """
         number = (f"everstate {self.schema_name} {name}",)
-        query = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
-        is_mine = bool(self.value(query, number))
+        call = "pg_advisory_lock" if waits else "pg_try_advisory_lock"
+        is_mine = bool(self.value(f"SELECT {call}(hashtextextended(%s, 0))", number)) or waits
         try:
             yield is_mine
         finally:

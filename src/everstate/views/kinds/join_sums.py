@@ -28,7 +28,7 @@ from everstate.views.kinds.join import (
     part_of,
     shown_by_side,
 )
-from everstate.views.kinds.kind import Explained, Names, identifiers, output_text, quoted
+from everstate.views.kinds.kind import Explained, Names, ViewPlan, identifiers, output_text, quoted
 from everstate.views.kinds.linear import LinearPlan, shown_group
 from everstate.views.ordering import after, ties_of
 from everstate.views.outputs import Outputs
@@ -145,6 +145,10 @@ class JoinSumsPlan(JoinedPlan):
         """The relation with the columns that outputs are computed from."""
         return f"({self.compared(names)}) AS kept"
 
+    def computed(self, names: Names) -> tuple[str, Sequence[tuple[str, str]]]:
+        """The sums, and the outputs over them."""
+        return self.read_from(names), self.outputs
+
     def compared(self, names: Names) -> str:
         """Groups and sums; without groups there is always one row."""
         columns = identifiers((*self.group_names, *self.sum_names))
@@ -197,6 +201,11 @@ class _Sides:
         return ViewDefinition(
             self._grammar.view, f"{sql} GROUP BY {groups}", scale=declared.scale, is_part=True
         )
+
+
+def join_sums_of(plan: ViewPlan) -> JoinSumsPlan | None:
+    """The plan, if it is of this kind, whose table a refresh fills."""
+    return plan if isinstance(plan, JoinSumsPlan) else None
 
 
 def join_sums_plan(

@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from everstate.errors import InvalidView
 from everstate.views.definition import Definition, ViewDefinition
 from everstate.views.images import RAW
 from everstate.views.parsing import reading
 from everstate.views.policies import NO_RULES, Rules
-from everstate.views.tables import Image, KeptTable, PythonTable, Sum
+from everstate.views.tables import HOME, Image, KeptTable, PythonTable, Sum
 
 BatchSource: TypeAlias = Literal["changes", "newest", "live"]
 """The input of a batch, at one position: every accepted change; the newest change of each key,
@@ -129,11 +130,15 @@ class ViewPlan(ABC):
     """Fields of the entity that the SQL uses."""
     rules: Rules = field(default=NO_RULES, kw_only=True)
     """Which accepted changes it takes, and when."""
+    store: str = field(default=HOME, kw_only=True)
+    """Name of the store in which its rows are kept."""
 
     kind: ClassVar[str]
     """Its name in `views list`."""
-    rides: ClassVar[bool] = True
-    """Whether it may be written in the core's transaction; else it always trails."""
+    may_ride: ClassVar[bool] = True
+    """Whether views of this kind may be written in the core's transaction; else they trail."""
+    has_times: ClassVar[bool] = False
+    """Whether its rows say from when to when they were valid: `valid_from`, `valid_to`."""
     is_plain_sql: ClassVar[bool] = True
     """Whether its SQL, run in batch, gives exactly the rows that readers see."""
     is_divided: ClassVar[bool] = True
@@ -152,6 +157,11 @@ class ViewPlan(ABC):
         return self.declared.sql if isinstance(self.declared, ViewDefinition) else ""
 
     @property
+    def rides(self) -> bool:
+        """Whether it is written in the core's transaction; else it always trails."""
+        return self.may_ride and self.store == HOME
+
+    @property
     def definition(self) -> Mapping[str, Any]:
         """Its definition in the registry, from which the plan can be made again."""
         stored = {"keeps": self.kind} if self.declared is None else self.declared.stored
@@ -164,7 +174,21 @@ class ViewPlan(ABC):
     def ruled_table(self, version: int) -> KeptTable:
         """The description of a version's table for tasks, the rules of the view included."""
         table = self.table(version)
+        if self.store != HOME:
+            table = replace(table, store=self.store, outputs=self.outputs_stored)
         return replace(table, has_rules=True) if self.rules else table
+
+    @property
+    def outputs_stored(self) -> tuple[tuple[str, str], ...]:
+        """Readers' name and column of each output, where rows are read as they are stored.
+
+        Raises InvalidView with the reason why readers see something else than the stored rows.
+        """
+        raise InvalidView(
+            self.name,
+            f"what readers see of a view of the kind {self.kind} is computed by PostgreSQL.",
+            advice=f'Leave store="{self.store}" out.',
+        )
 
     @property
     @abstractmethod
@@ -224,6 +248,10 @@ class ViewPlan(ABC):
 
         Without ``limited`` it has no LIMIT, for the comparison with the author's SQL.
         """
+
+    def computed(self, names: Names) -> tuple[str, Sequence[tuple[str, str]]] | None:
+        """A relation, and names with texts of outputs over it; ``None``: none is computed so."""
+        return None
 
     @property
     def function(self) -> PythonTable | None:

@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from everstate.views.grammar import Grammar
 from everstate.views.kinds.images import fingerprint
-from everstate.views.kinds.kind import By, Explained, Index, output_text, quoted
+from everstate.views.kinds.kind import By, Explained, Index, ViewPlan, output_text, quoted
 from everstate.views.kinds.row import KEY, RowPlan, column_of, row_plan
 from everstate.views.ordering import after, as_shown, terms_of, unordered
 from everstate.views.parsing import DIALECT
@@ -39,6 +39,7 @@ class LastPlan(RowPlan):
     place: tuple[int, str] | None = None
     """Index and name of the row_number in the SELECT list, if it is there."""
     kind: ClassVar[str] = "last"
+    outputs_stored = ViewPlan.outputs_stored
 
     @property
     def defined(self) -> tuple[str, ...]:

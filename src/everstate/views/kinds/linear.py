@@ -207,6 +207,10 @@ class LinearPlan(ViewPlan):
         """The relation with the columns that outputs are computed from."""
         return f"({self.compared(names)}) AS kept"
 
+    def computed(self, names: Names) -> tuple[str, Sequence[tuple[str, str]]]:
+        """The sums, and the outputs over them."""
+        return self.read_from(names), [(each.name, each.postgres_sql) for each in self.outputs]
+
     def read_where(self, table: str, where: str) -> str:
         """Outputs of the groups for which a condition on the table's columns holds."""
         return f"SELECT {self._shown_columns} FROM ({self.summed(table, self.key, where)}) AS kept"

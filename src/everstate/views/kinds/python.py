@@ -48,7 +48,7 @@ class PythonPlan(ViewPlan):
     source: ClassVar[BatchSource] = "changes"
     key: ClassVar[tuple[str, ...]] = _OWN
     is_plain_sql: ClassVar[bool] = False
-    rides: ClassVar[bool] = False
+    may_ride: ClassVar[bool] = False
 
     @property
     def defined(self) -> tuple[str, ...]:

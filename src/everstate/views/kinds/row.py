@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 from sqlglot import exp
 
+from everstate.errors import InvalidView
 from everstate.views.grammar import Grammar, image_path, spark_text, suggestion
 from everstate.views.kinds.images import fields_used, fingerprint, of_live, row_delta, struct
 from everstate.views.kinds.kind import (
@@ -62,6 +63,17 @@ class RowPlan(ViewPlan):
     def defined(self) -> tuple[str, ...]:
         """Names in the SELECT list."""
         return tuple(column.output for column in self.row if column.output is not None)
+
+    @property
+    def outputs_stored(self) -> tuple[tuple[str, str], ...]:
+        """The SELECT list; raises InvalidView for clauses that are applied when it is read."""
+        if self.shown != ALL or self.looked_up_by:
+            raise InvalidView(
+                self.name,
+                f"ORDER BY, LIMIT, OFFSET and indexes are not kept in the store {self.store}.",
+                advice="Leave them out, and sort where the rows are read.",
+            )
+        return tuple((c.output, c.name) for c in self.row if c.output is not None)
 
     @property
     def columns_beside(self) -> tuple[Column, ...]:

@@ -8,10 +8,10 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
-from everstate.errors import InvalidView
+from everstate.errors import ContradictoryQuery, InvalidView
 from everstate.views.grammar import Grammar, suggestion
 from everstate.views.kinds.images import fingerprint
-from everstate.views.kinds.kind import Explained, Index, Layout, TableColumn, quoted
+from everstate.views.kinds.kind import Explained, Index, Layout, TableColumn, ViewPlan, quoted
 from everstate.views.kinds.row import RowPlan, named_column, refuse_outputs
 
 WORDS: Final = "_words"
@@ -33,6 +33,7 @@ class SearchPlan(RowPlan):
     """Searchable columns; words of the first ones weigh more."""
     language: str = LANGUAGES[0]
     kind: ClassVar[str] = "search"
+    outputs_stored = ViewPlan.outputs_stored
 
     def layout(self, types: Mapping[str, pa.DataType]) -> Layout:
         """The columns of a view of rows, and the words of the searched ones."""
@@ -65,6 +66,16 @@ class SearchPlan(RowPlan):
     def read_columns(self) -> list[str]:
         """The columns that readers see, and the words."""
         return [*super().read_columns(), quoted(WORDS)]
+
+
+def searchable(plan: ViewPlan) -> SearchPlan:
+    """The plan, if the view can be searched; raises ContradictoryQuery."""
+    if not isinstance(plan, SearchPlan):
+        raise ContradictoryQuery(
+            f"{plan.name} cannot be searched.",
+            advice='Declare it with search=("column", …), and restart `everstate run`.',
+        )
+    return plan
 
 
 def search_plan(grammar: Grammar, base: RowPlan) -> SearchPlan:

@@ -47,6 +47,7 @@ class TimelinePlan(ViewPlan):
     attributes: tuple[tuple[str, pa.DataType], ...] = ()
     """Dotted names, and their types."""
     kind: ClassVar[str] = "timeline"
+    has_times: ClassVar[bool] = True
     source: ClassVar[BatchSource] = "changes"
     key: ClassVar[tuple[str, ...]] = ("key", "version")
 

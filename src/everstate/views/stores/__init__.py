@@ -1,6 +1,6 @@
 """Stores of views. The pipeline uses this module, and imports no store by its name."""
 
-from everstate.views.stores.postgres.loading import LoadTask
+from everstate.config import Config
 from everstate.views.stores.postgres.refreshing import JoinTables, marking, stop_marking
 from everstate.views.stores.postgres.refusals import view_refusals
 from everstate.views.stores.postgres.session import close as close_store
@@ -10,6 +10,10 @@ from everstate.views.stores.postgres.store import (
     point_core,
 )
 from everstate.views.stores.postgres.transaction import PostgresViewStore
+from everstate.views.stores.registry import store_class
+from everstate.views.stores.store import LoadRows, ViewStore
+from everstate.views.stores.versioned import VersionedStore
+from everstate.views.tables import HOME
 
 
 def view_store(dsn: str, schema_name: str) -> PostgresViewStore:
@@ -17,16 +21,38 @@ def view_store(dsn: str, schema_name: str) -> PostgresViewStore:
     return PostgresViewStore(dsn, schema_name)
 
 
+def versioned_store(config: Config, view: str, name: str, attempt: str = "") -> VersionedStore:
+    """Another store than PostgreSQL; raises InvalidView when there is none of that name.
+
+    ``attempt``: the one that filled, or fills, the table of a version.
+    """
+    home = view_store(config.views_dsn, config.views.schema_name)
+    return VersionedStore(name, home, store_class(view, name)(config), attempt)
+
+
+def store_of(
+    config: Config, view: str, name: str, attempt: str = ""
+) -> PostgresViewStore | VersionedStore:
+    """The store that has the rows of a view; raises InvalidView when there is none of that name."""
+    if name == HOME:
+        return view_store(config.views_dsn, config.views.schema_name)
+    return versioned_store(config, view, name, attempt)
+
+
 __all__ = [
     "JoinTables",
-    "LoadTask",
+    "LoadRows",
     "PostgresViewStore",
+    "VersionedStore",
+    "ViewStore",
     "ViewTables",
     "close_store",
     "install_core",
     "marking",
     "point_core",
     "stop_marking",
+    "store_of",
+    "versioned_store",
     "view_refusals",
     "view_store",
 ]

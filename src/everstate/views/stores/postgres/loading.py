@@ -7,6 +7,7 @@ task has inserted are skipped, so that a task may be retried.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -18,7 +19,7 @@ from everstate.errors import BuildGivenUp
 from everstate.views.control import Control
 from everstate.views.images import cut
 from everstate.views.stores.postgres import writes
-from everstate.views.stores.postgres.session import session
+from everstate.views.stores.postgres.session import StoreSession, session
 from everstate.views.sums import grouped
 from everstate.views.tables import KeptTable
 
@@ -59,13 +60,10 @@ class LoadTask:
             columns |= cut(columns.pop("raw_value").to_pylist())._asdict()
         stage_name = writes.stage_name(f"{self.table.name}_load")
         with session(self.dsn) as found:
-            control = Control(found.connection, self.schema_name)
             like = writes.like(self.schema_name, self.table.name)
             writes.prepare_stage(found, stage_name, like)
             stage = writes.stage_of(stage_name)
-            with found.connection.transaction():
-                if not control.is_attempt(self.table.view, self.table.version, self.attempt):
-                    raise BuildGivenUp(self.table.view, self.table.version)
+            with attempting(found, self.schema_name, self.table, self.attempt):
                 writes.copy_rows(found, stage, columns)
                 names = sql.SQL(", ").join(map(sql.Identifier, columns))
                 found.connection.execute(
@@ -75,6 +73,18 @@ class LoadTask:
                 )
         added: int = rows.num_rows
         return added
+
+
+@contextmanager
+def attempting(
+    found: StoreSession, schema_name: str, table: KeptTable, attempt: UUID
+) -> Iterator[None]:
+    """A transaction that holds an attempt to build a version; raises BuildGivenUp."""
+    with found.connection.transaction():
+        control = Control(found.connection, schema_name)
+        if not control.is_attempt(table.view, table.version, attempt):
+            raise BuildGivenUp(table.view, table.version)
+        yield
 
 
 def _grouped(values: pa.Array | pa.ChunkedArray) -> pa.Array:

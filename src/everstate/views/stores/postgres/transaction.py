@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, Final
+from uuid import UUID
 
 import psycopg
 import pyarrow as pa
@@ -21,6 +22,7 @@ from everstate.views.core import Again, Failure, Refused
 from everstate.views.gate import GateRow, Ints, Keys
 from everstate.views.images import cut
 from everstate.views.stores.postgres import writes
+from everstate.views.stores.postgres.loading import LoadTask, attempting
 from everstate.views.stores.postgres.refusals import (
     MET_ANOTHER,
     OF_THE_DATA,
@@ -32,7 +34,7 @@ from everstate.views.stores.postgres.refusals import (
 )
 from everstate.views.stores.postgres.session import StoreSession, session
 from everstate.views.stores.postgres.writes import GATE_STAGE, WritePlace
-from everstate.views.tables import Core, KeptTable
+from everstate.views.tables import HOME, Core, KeptTable
 from everstate.views.trailing import Exceptions
 
 logger = logging.getLogger(__name__)
@@ -280,7 +282,9 @@ class PostgresTrailing:
         self.place = WritePlace(schema_name, core.generation, partition)
 
     def prepare(self) -> None:
-        """Create the view's staging table."""
+        """Create the view's staging table, if its rows are in this store."""
+        if self.table.store != HOME:
+            return
         with refused_as(lambda reason: ViewFailed(self.table.view, reason)):
             writes.prepare_view(self.session, self.place.schema_name, self.table)
 
@@ -358,6 +362,24 @@ class PostgresViewStore:
 
     def __init__(self, dsn: str, schema_name: str) -> None:
         self.dsn, self.schema_name = dsn, schema_name
+
+    def loader(self, table: KeptTable, attempt: UUID) -> LoadTask:
+        """The task that fills a version."""
+        return LoadTask(self.dsn, self.schema_name, table, attempt)
+
+    @contextmanager
+    def attempting(self, table: KeptTable, attempt: UUID) -> Iterator[None]:
+        """A transaction that holds an attempt to build a version; raises BuildGivenUp."""
+        with session(self.dsn) as found, attempting(found, self.schema_name, table, attempt):
+            yield
+
+    @contextmanager
+    def writing(self, table: KeptTable, partition: int) -> Iterator[bool]:
+        """Let nobody else write rows of a version to another store; false while another does."""
+        with session(self.dsn) as found:
+            control = Control(found.connection, self.schema_name)
+            with control.writing(table.view, table.version, partition) as is_alone:
+                yield is_alone
 
     @contextmanager
     def transaction(self, core: Core, partition: int) -> Iterator[PostgresCore]:

@@ -21,6 +21,7 @@ from everstate.views.activity import activity
 from everstate.views.batch import Batch
 from everstate.views.control.deferring import Deferred
 from everstate.views.images import cut_latest, text_of
+from everstate.views.rows import added_rows, newest_rows
 from everstate.views.stores.postgres import whole_keys
 from everstate.views.stores.postgres.session import StoreSession
 from everstate.views.stores.postgres.types import check_range, copied
@@ -33,7 +34,6 @@ from everstate.views.tables import (
     Merge,
     PythonTable,
     Sum,
-    planned_column,
 )
 
 GATE_STAGE: Final = "stage_gate"
@@ -328,20 +328,9 @@ def write_history(session: StoreSession, place: WritePlace, table: KeptTable, ba
     copy_rows(session, sql.Identifier(place.schema_name, table.name), columns)
 
 
-def _newest_rows(table: KeptTable, batch: Batch) -> dict[str, pa.Array]:
-    """The newest row of each key; one that the view does not show is not `present`."""
-    images = batch.newest(batch.changes[planned_column(table, "current")])
-    return {
-        "key": batch.keys.names,
-        "version": batch.newest(batch.changes["version"]),
-        **dict(zip(table.columns, images.flatten(), strict=True)),
-        "present": images.is_valid(),
-    }
-
-
 def write_rows(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Put the newest row of each key into a view of rows; delete the row of a key without one."""
-    columns = _newest_rows(table, batch)
+    columns = newest_rows(table, batch)
     stage = stage_of(stage_name(table.name))
     copy_rows(session, stage, columns)
     target = sql.Identifier(place.schema_name, table.name)
@@ -372,7 +361,7 @@ def write_cache(session: StoreSession, place: WritePlace, table: KeptTable, batc
     Expired at the time of the partition's newest change: readers compare with the newest change of
     all partitions, which is never older. The newest row stays, because its time is the present.
     """
-    columns = _newest_rows(table, batch)
+    columns = newest_rows(table, batch)
     columns["shard"] = _constant(place.partition, len(batch.keys))
     columns["activity"] = activity(batch)
     stage = stage_of(stage_name(table.name))
@@ -386,11 +375,8 @@ def write_cache(session: StoreSession, place: WritePlace, table: KeptTable, batc
 
 def write_changes(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Append a row for each change for which the view's WHERE holds."""
-    images = batch.changes[planned_column(table, "change")].combine_chunks()
-    present = images.is_valid()
-    fields = dict(zip(table.columns, images.filter(present).flatten(), strict=True))
-    own = {name: batch.changes[name].filter(present) for name in ("key", "version")}
-    copy_rows(session, sql.Identifier(place.schema_name, table.name), {**own, **fields})
+    rows = added_rows(table, batch)
+    copy_rows(session, sql.Identifier(place.schema_name, table.name), rows)
 
 
 _EXPIRED: Final = (

@@ -1,0 +1,71 @@
+"""The stores of views by name, a line each; other packages add theirs by an entry point."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+from everstate.errors import InvalidView
+from everstate.views.kinds.kind import ViewPlan
+from everstate.views.tables import HOME
+
+GROUP: Final = "everstate.stores"
+"""The group of the entry points."""
+STORES: Final[dict[str, str]] = {
+    HOME: "everstate.views.stores.postgres.transaction:PostgresViewStore",
+    "redis": "everstate.views.stores.redis:RedisStore",
+    "opensearch": "everstate.views.stores.opensearch:OpenSearchRows",
+}
+"""Name → module and class: a :class:`~everstate.views.stores.store.ViewStore`, but for the home."""
+
+
+def found_stores() -> Mapping[str, EntryPoint]:
+    """All stores that a view may name; no module of a store is imported."""
+    own = {name: EntryPoint(name, place, GROUP) for name, place in STORES.items()}
+    return {each.name: each for each in entry_points(group=GROUP)} | own
+
+
+def store_class(view: str, name: str) -> Any:
+    """The class of a store; raises InvalidView for the view that names it."""
+    known = found_stores()
+    if name not in known:
+        raise InvalidView(
+            view,
+            f"there is no store {name!r} (known: {', '.join(sorted(known))}).",
+            advice="Install the package of that store, or name another one.",
+        )
+    try:
+        return known[name].load()
+    except (ImportError, AttributeError) as cause:
+        raise InvalidView(
+            view,
+            f"the store {name} cannot be loaded: {cause}.",
+            advice=f"Install what {known[name].value.partition(':')[0]} needs.",
+        ) from cause
+
+
+def kept_in(store: str, plan: ViewPlan) -> ViewPlan:
+    """The plan of a view whose rows are in a store; raises InvalidView if it cannot keep them.
+
+    The store is a part of the meaning: a view that moves to another store is built there.
+    """
+    reason, merges = None, store_class(plan.name, store).merges
+    if plan.inputs:
+        reason = "it is computed from other views when it is read"
+    elif plan.table(0).merge not in merges:
+        reason = f"that store keeps no views of the kind {plan.kind}"
+    elif plan.rules.throttled:
+        reason = "throttled changes wait in PostgreSQL"
+    if reason is not None:
+        raise InvalidView(
+            plan.name,
+            f"it cannot be kept in the store {store}: {reason}.",
+            advice=f'Leave store="{store}" out.',
+        )
+    meaning = hashlib.sha256(f"{plan.fingerprint} in {store}".encode()).hexdigest()[:32]
+    moved = replace(plan, store=store, fingerprint=meaning)
+    moved.ruled_table(0)  # raises where readers see something else than the stored rows
+    return moved
