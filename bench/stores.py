@@ -15,11 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from decimal import Decimal
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import httpx
+from cassandra.cluster import Cluster
+from cassandra.concurrent import execute_concurrent_with_args
 from redis import Redis
 
 from bench import data
@@ -38,6 +42,7 @@ from everstate.pipeline.keeping.trail import Trailer
 # The servers are those of the tests: everstate itself starts no OpenSearch.
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from kit.opensearch import OpenSearchServer
+from kit.served_cassandra import ServedCassandra
 from kit.served_redis import ServedRedis
 from kit.served_store import ServedStore
 
@@ -82,6 +87,39 @@ def opensearch_bare(url: str, rows: Sequence[Row]) -> None:
             assert answer.json()["errors"] is False
 
 
+def cassandra_bare(url: str, rows: Sequence[Row]) -> None:
+    """The driver's own helper, 100 statements at a time, into a table like that of a view."""
+    with _cluster(url) as cluster:
+        session = cluster.connect()
+        session.execute(
+            f"CREATE KEYSPACE IF NOT EXISTS {_INDEX} WITH replication = "
+            "{'class': 'SimpleStrategy', 'replication_factor': 1}"
+        )
+        columns = ("key", *_TEXTS, "total", "version")
+        session.execute(
+            f"CREATE TABLE IF NOT EXISTS {_INDEX}.rows (key text PRIMARY KEY, id text,"
+            " country text, status text, total decimal, version bigint)"
+        )
+        insert = session.prepare(
+            f"INSERT INTO {_INDEX}.rows ({', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?)"
+        )
+        given = [
+            (row["id"], *(row[name] for name in _TEXTS), Decimal(row["total"]), row["_version"])
+            for row in rows
+        ]
+        execute_concurrent_with_args(session, insert, given)
+
+
+def _cluster(url: str) -> Cluster:
+    place = urlsplit(url)
+    return Cluster([place.hostname], place.port, protocol_version=5)
+
+
+def _forget_cassandra(url: str) -> None:
+    with _cluster(url) as cluster:
+        cluster.connect().execute(f"DROP KEYSPACE {_INDEX}", timeout=60)
+
+
 def _pieces(rows: Sequence[Row], most: int) -> Iterator[Sequence[Row]]:
     for start in range(0, len(rows), most):
         yield rows[start : start + most]
@@ -102,6 +140,7 @@ STORES = (
     Measured(
         OpenSearchServer, opensearch_bare, lambda url: httpx.delete(f"{url}/{_INDEX}", timeout=60)
     ),
+    Measured(ServedCassandra, cassandra_bare, _forget_cassandra),
 )
 
 

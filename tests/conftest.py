@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from everstate.sources.stores.postgres import EntityStore
     from everstate.views.control import Control
     from kit.opensearch import OpenSearchServer
+    from kit.served_cassandra import ServedCassandra
     from kit.served_redis import ServedRedis
     from kit.served_store import ServedStore
     from kit.view_postgres import PostgresKeptOrders
@@ -57,6 +58,7 @@ _MARKS = {
     "database": ("postgres",),
     "spark": ("spark",),
     "cassandra": ("cassandra",),
+    "cassandra_views": ("cassandra",),
     "connect": ("connect",),
     "mariadb": ("mariadb",),
     "opensearch": ("opensearch",),
@@ -182,6 +184,16 @@ def redis(
     from kit.served_redis import ServedRedis
 
     yield from _alone(ServedRedis, request, tmp_path_factory.mktemp("redis"))
+
+
+@pytest.fixture(scope="session")
+def cassandra_views(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedCassandra]:
+    """A Cassandra for the whole run, which may be killed."""
+    from kit.served_cassandra import ServedCassandra
+
+    yield from _alone(ServedCassandra, request, tmp_path_factory.mktemp("cassandra"))
 
 
 @pytest.fixture(scope="session")

@@ -114,7 +114,7 @@ class StoreConfig(Section):
 
 
 class CassandraConfig(Section):
-    """`[cassandra]`: a source of truth in Cassandra, for entity types that name it."""
+    """`[cassandra]`: Cassandra, for entity types and views that name it."""
 
     local: bool = False
     """Start a server with the local stack (needs Java 17)."""

@@ -25,6 +25,7 @@ from fault_rig import ROLES, Rig, kill_family
 from stores_app import HEAVY, MOVES, app_in
 
 from kit.opensearch import OpenSearchServer
+from kit.served_cassandra import ServedCassandra
 from kit.served_redis import ServedRedis
 from kit.served_store import ServedStore
 from tiers import kills
@@ -32,7 +33,7 @@ from tiers import kills
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SERVERS: tuple[type[ServedStore], ...] = (ServedRedis, OpenSearchServer)
+SERVERS: tuple[type[ServedStore], ...] = (ServedRedis, OpenSearchServer, ServedCassandra)
 """A store in each line."""
 ROUNDS = kills(1, full=20)
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)
@@ -148,9 +149,9 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def staged(server: type[ServedStore], folder: Path) -> Iterator[Stage]:
     """Servers with fsync, and `everstate run` with views in a store."""
-    with server.alone(folder / "store") as served:
-        section = f'[stores.{served.name}]\nurl = "{served.url}"\n'
-        with closing(Rig(folder, f"stores_app:{served.name}", section)) as rig:
+    (place := folder / "store").mkdir()
+    with server.alone(place) as served:
+        with closing(Rig(folder, f"stores_app:{served.name}", served.section)) as rig:
             yield Stage(rig, served, random.Random(SEED))
 
 

@@ -24,6 +24,7 @@ from everstate.views.changing import ask_rebuild, ask_undo, cancel, drop
 from everstate.views.control import Control, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.stores import ViewTables
+from everstate.views.tables import HOME
 from kit.settings import altered
 
 
@@ -415,7 +416,7 @@ def test_without_a_pipeline_a_verb_builds_by_itself(world: World, control: Contr
             r.published and r.version == asked.version for r in control.versions("by_country")
         )
 
-    build_until(world.spark, world.config, world.app, is_done)
+    build_until(world.spark, world.config, world.app, HOME, is_done)
     assert world.rows(HOW) == [(1, "kept", False), (2, "live", True)]
 
 

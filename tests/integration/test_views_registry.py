@@ -99,8 +99,10 @@ def test_a3_a_build_that_was_cancelled_ends_nothing_and_its_number_is_not_used_a
     # Nor does an attempt that another one took over, as after a kill.
     last = control.begin_build(PLAN.name, second.version)
     assert last is not None
+    assert control.is_emptied(PLAN.name, second.version)
     assert not control.end_build(PLAN.name, second.version, later, {"vector": {}})
     assert control.end_build(PLAN.name, second.version, last, {"vector": {}})
+    assert not control.is_emptied(PLAN.name, second.version)
     assert control.begin_build(PLAN.name, second.version) is None  # by a stale look
     assert (first.version, second.version) == (2, 3)
     # Also after the view itself was dropped.

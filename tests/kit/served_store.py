@@ -47,6 +47,11 @@ class ServedStore(ABC):
         """What the reason says, as a pattern, where no address is configured."""
         return rf"stores\.{self.name}\.url is not set"
 
+    @property
+    def section(self) -> str:
+        """The section of everstate.toml with the address."""
+        return f'[stores.{self.name}]\nurl = "{self.url}"\n'
+
     def settings(self, config: Config, url: str | None = None, **more: Any) -> Config:
         """Settings of a project that uses this server, or another address of it."""
         server = config.stores.server(self.name)

@@ -10,13 +10,13 @@ from uuid import UUID, uuid4
 import pytest
 
 from clean_cases import CONFIG
+from everstate.cassandra import Database
 from everstate.changes import ChangeCodec
 from everstate.errors import LogTruncated, RecordRefused
 from everstate.log.publisher import PublishedProgress, check_progress
 from everstate.log.record import OutRecord
 from everstate.sources.stores.cassandra import publisher as module
 from everstate.sources.stores.cassandra.publisher import Publisher
-from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.cassandra.unpublished import Announcement
 from everstate.testing.store_contract import ORDER
 from kit.settings import altered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everstate.sources.stores.cassandra.session import named_rows
+from everstate.cassandra import named_rows
 
 
 def test_rows_have_the_attributes_of_the_driver_and_one_class() -> None:

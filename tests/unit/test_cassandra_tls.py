@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from everstate.cassandra import Database
 from everstate.config import load
 from everstate.errors import InvalidConfig, Unavailable
-from everstate.sources.stores.cassandra.session import Database
 
 TLS = Path(__file__).parents[1] / "tls"
 PROTOCOL = 5

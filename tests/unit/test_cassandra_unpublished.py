@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from everstate.cassandra import Database
 from everstate.sources.stores.cassandra import unpublished as unpublished_module
-from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.cassandra.unpublished import Unpublished
 
 

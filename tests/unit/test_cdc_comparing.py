@@ -19,7 +19,7 @@ from everstate.changes.drift import DriftReport, What
 from everstate.closing import Closing
 from everstate.config import load
 from everstate.declarations.captures import Capture, DatabaseKind, Table, Translation
-from everstate.errors import InvalidQuery
+from everstate.errors import InvalidQuery, LogError
 from everstate.sources.cdc import comparing
 from everstate.sources.cdc.comparing import TableRows, difference
 from everstate.sources.cdc.completion import Known
@@ -222,13 +222,18 @@ def compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         def stable_ends(self, topics: list[str]) -> dict[tuple[str, int], int]:
             return dict.fromkeys(((topic, 0) for topic in topics), 5)
 
+        def existing(self) -> set[str]:
+            return set()
+
     def run(
         printed: list[Sequence[str | None]],
         *,
-        logged: Sequence[str] = (),
+        logged: Sequence[str] | None = (),
         held: Sequence[HeldEntity] = (),
         position: dict[str, Any] | None = None,
         is_there: bool = True,
+        unread: Any = lambda *_: None,
+        cleaned: Any = lambda _: 5,
     ) -> DriftReport:
         tables = {T: Table(entity="order")}
         capture = Capture(name="shop", kind="postgresql", dsn="postgresql://h/d", tables=tables)
@@ -246,14 +251,17 @@ def compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         def read_log(one: Any, _: object, starts: object, __: object) -> dict[str, int]:
             if starts is None:
                 state = state_row(Known(3, json.dumps(encoded()).encode(), False))
-                one.copy.write({key.encode(): b"s" + state for key in logged})
+                one.copy.write({key.encode(): b"s" + state for key in logged or ()})
             return {"": 1}
 
         monkeypatch.setattr(comparing, "Offsets", Nowhere)
         monkeypatch.setattr(comparing, "_POLL_S", 0.01)
-        monkeypatch.setattr(comparing, "read_held", lambda *_: held)
-        monkeypatch.setattr(comparing._Comparison, "_read_log", read_log)
-        monkeypatch.setattr(comparing._Comparison, "_cleaned", lambda _: 5)
+        monkeypatch.setattr(comparing, "Topics", Nowhere)
+        monkeypatch.setattr(comparing, "read_held", lambda *_: unread() or held)
+        monkeypatch.setattr(comparing, "read_progress", unread)
+        if logged is not None:
+            monkeypatch.setattr(comparing._Comparison, "_read_log", read_log)
+        monkeypatch.setattr(comparing._Comparison, "_cleaned", cleaned)
         return comparing.compare_with_table(config, capturing, "order", wait_s=0.05)
 
     return run
@@ -263,8 +271,9 @@ def test_all_rows_are_compared_also_those_that_do_not_fit_into_one_batch(
     compare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(comparing, "_BYTES", 50)
-    (tmp_path / "drift-order").mkdir()
-    (tmp_path / "drift-order" / "of a run that was killed").write_text("x")
+    killed = tmp_path / "drift-order" / "0"
+    killed.mkdir(parents=True)
+    (killed / "of a run that was killed").write_text("x")
     printed = [(str(number), *PRINTED[1:]) for number in (7, 8, 9)]
     report = compare(printed, logged=("7", "10"))
     assert [(each.key, each.what) for each in report.keys] == [
@@ -273,7 +282,7 @@ def test_all_rows_are_compared_also_those_that_do_not_fit_into_one_batch(
         ("9", "missing"),
     ]
     assert (report.stored, report.logged, report.pending) == (3, 2, 0)
-    assert not (tmp_path / "drift-order").exists()
+    assert [each.name for each in (tmp_path / "drift-order").iterdir()] == ["0.lock"]
 
 
 def test_an_entity_whose_rows_wait_is_pending_and_the_others_are_drift(compare: Any) -> None:
@@ -284,6 +293,41 @@ def test_an_entity_whose_rows_wait_is_pending_and_the_others_are_drift(compare: 
     assert [(each.key, each.what) for each in report.keys] == [("8", "pending"), ("9", "missing")]
     assert (report.missing, report.pending) == (1, 1)
     assert "rows of them wait" in report.pending_why
+
+
+@pytest.mark.parametrize("key", ["7", ""])
+def test_a_row_that_was_refused_is_named_and_is_no_drift(compare: Any, key: str) -> None:
+    """It was drift, and `cdc snapshot` was advised, which would have refused it again."""
+    refused = ("7", "1.505", *PRINTED[2:])
+    held = HeldEntity(T, "order", key, {}, "a row was refused", 0.0)
+    report = compare([refused], held=[held])
+    (listed,) = report.keys
+    assert (listed.key, listed.what) == ("7", "refused")
+    assert listed.why.startswith("no entity can be made of its row: total: ")
+    assert (report.drifted, report.refused_rows, report.share, report.holds) == (0, 1, 0.0, True)
+    # Nobody has refused this one: it was never captured.
+    assert compare([refused]).missing == 1
+    # It was corrected, or deleted, and the log does not have that.
+    fits = compare([("7", "1.60", *PRINTED[2:])], logged=["7"], held=[held])
+    gone = compare([], logged=["7"], held=[held])
+    assert (fits.different, gone.extra, fits.refused_rows + gone.refused_rows) == (1, 1, 0)
+    # The whole type is in doubt, but this row could be published, and was not.
+    of_type = compare([("8", *PRINTED[1:])], held=[held])
+    assert (of_type.missing, of_type.refused_rows) == (1, 0)
+
+
+def test_a_capture_that_was_never_cleaned_is_told_as_such(
+    compare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an error of Kafka's about a topic that nobody had made."""
+
+    def unknown(*_: object) -> Any:
+        raise LogError("the topic does not exist")
+
+    cleaned = comparing._Comparison._cleaned
+    report = compare([PRINTED], logged=None, unread=unknown, cleaned=cleaned)
+    assert (report.stored, report.logged, report.drifted, report.pending) == (1, 0, 0, 1)
+    assert report.pending_why == "5 records of its raw log are not cleaned yet"
 
 
 def test_what_a_snapshot_reads_now_is_pending(compare: Any) -> None:

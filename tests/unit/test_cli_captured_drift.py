@@ -69,6 +69,17 @@ def test_what_may_be_on_its_way_is_no_drift_and_does_not_hold(
     assert "`everstate cdc status notes`" in told
 
 
+def test_a_row_that_was_refused_is_named_and_the_check_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = (DriftedKey("7", "refused", "no entity can be made of its row: name: …", 0, 0),)
+    found = done(monkeypatch, "check", "note", refused_rows=1, keys=keys)
+    assert found.exit_code == 0
+    assert "the first 1 of 1" in found.stdout
+    assert "1 entities have a row that the capture refused" in found.stderr
+    assert "`everstate dead list note`" in found.stderr
+
+
 def test_what_was_not_compared_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"public.notes.place": "its type is point"}
     found = done(monkeypatch, "check", "note", not_compared=columns)

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from clean_cases import CONFIG
 from everstate.api.guards import FewInvalid, timed_protocol
+from everstate.cassandra import Database
 from everstate.changes import Provenance
 from everstate.config import load
 from everstate.errors import InvalidQuery, Unavailable
@@ -28,7 +29,6 @@ from everstate.runtime.figures import serving_figures
 from everstate.sources.crud import events as events_module
 from everstate.sources.crud.events import EventLog
 from everstate.sources.stores.cassandra import store as cassandra_module
-from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.cassandra.store import CassandraStore
 from everstate.testing.store_contract import ORDER, StoredOrder
 

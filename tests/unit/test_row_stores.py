@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -153,6 +154,18 @@ def test_a_store_whose_package_lacks_something_is_refused(monkeypatch: pytest.Mo
         app_of()
 
 
+def test_a_store_whose_module_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be broken in any way; all other views are kept."""
+
+    def fail(_point: EntryPoint) -> Any:
+        raise RuntimeError("this client needs another release of Python")
+
+    monkeypatch.setitem(STORES, "memory", "somewhere:Rows")
+    monkeypatch.setattr(EntryPoint, "load", fail)
+    with pytest.raises(InvalidView, match="cannot be loaded: this client needs another release"):
+        app_of()
+
+
 REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
     "sums": ({"sql": "SELECT count(*) AS n FROM order"}, "no views of the kind linear"),
     "a join": (
@@ -197,7 +210,7 @@ def test_a_package_brings_a_store_by_an_entry_point(
     (tmp_path / "rows_for_all.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert app_of(store="for_all").views["opened"].store == "for_all"
-    with pytest.raises(InvalidView, match=r"known: for_all, .*postgresql"):
+    with pytest.raises(InvalidView, match=r"known: .*for_all, .*postgresql"):
         app_of()
 
 

@@ -15,12 +15,16 @@ import pyarrow as pa
 import pytest
 from test_stores_elsewhere import NAME, Registry, Watched, version_of
 
+from everstate.app import App
+from everstate.config import Config
 from everstate.errors import BuildGivenUp, PublishRefused, StoreSilent, ViewFailed
 from everstate.log.positions import Range
-from everstate.pipeline.keeping import build, publish
+from everstate.pipeline import application
+from everstate.pipeline.keeping import alone, build, elsewhere, publish
 from everstate.pipeline.keeping.build import Builder
-from everstate.pipeline.keeping.kept import KeptViews
-from everstate.pipeline.keeping.publish import ViewPublisher, show_elsewhere
+from everstate.pipeline.keeping.elsewhere import drop_elsewhere, show_elsewhere, tend
+from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews
+from everstate.pipeline.keeping.publish import ViewPublisher
 from everstate.pipeline.keeping.task import ApplyTask
 from everstate.pipeline.keeping.trail import Trailer
 from everstate.pipeline.proof import verify
@@ -28,6 +32,7 @@ from everstate.pipeline.spark import functions
 from everstate.pipeline.spark.functions import sharing_slots
 from everstate.retrying import Retries
 from everstate.views.control import BUILDING, DROPPED, KEPT, LIVE, ViewVersion
+from everstate.views.control.schema import Schema
 from everstate.views.publishing import stands_with_core
 from everstate.views.stores import versioned
 from everstate.views.stores.versioned import VersionedStore
@@ -47,7 +52,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Watched:
         return VersionedStore(name, AttemptingMemory(), kept, attempt)
 
     monkeypatch.setattr(publish, "versioned_store", store)
-    monkeypatch.setattr(build, "versioned_store", store)
+    monkeypatch.setattr(elsewhere, "versioned_store", store)
     return kept
 
 
@@ -154,6 +159,42 @@ def test_a_table_in_postgresql_is_made_and_emptied_while_nobody_drops_it(
     assert all(held for _, held in done)
 
 
+def test_a_command_builds_in_the_store_of_its_view_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another store may not answer, and the command would wait for it."""
+    made, done = list[Any](), iter([False, True])
+
+    class Part:
+        def __init__(self, *_given: Any, store: str = "none") -> None:
+            made.append(store)
+
+        def step(self) -> int:
+            return 1
+
+        def close(self) -> None:
+            made.append("closed")
+
+    for name in ("Builder", "Trailer", "Refresher"):
+        monkeypatch.setattr(alone, name, Part)
+    alone.build_until(PLAN, CONFIG, PLAN, "memory", lambda: next(done))
+    assert made == ["memory", "memory", "none", "closed", "closed", "closed"]
+
+
+def test_who_waits_for_a_duty_holds_no_snapshot_meanwhile() -> None:
+    """All publications would wait for that snapshot."""
+    asked, answers = list[str](), [True, False, False]
+    control = Schema(SimpleNamespace(closed=True), "views")  # type: ignore[arg-type]
+
+    def value(text: str, _values: Any) -> bool:
+        asked.append(text)
+        return answers.pop()
+
+    control.value = value  # type: ignore[method-assign,assignment]
+    with control.duty("builds", waits=True) as is_mine:
+        assert is_mine
+    assert len(asked) == 3
+    assert all("pg_try_advisory_lock" in text for text in asked)
+
+
 # What readers are told
 
 
@@ -197,10 +238,10 @@ def test_a_view_that_a_store_refuses_does_not_keep_it_from_others(
     def store(_config: Any, _view: str, name: str, attempt: str = "") -> VersionedStore:
         return VersionedStore(name, AttemptingMemory(), kept, attempt)
 
-    monkeypatch.setattr(publish, "versioned_store", store)
+    monkeypatch.setattr(elsewhere, "versioned_store", store)
     shown = [replace(version_of(1, LIVE, published=True), name=name) for name in "abc"]
     control: Any = Registry(*shown)
-    show_elsewhere(control, CONFIG)
+    show_elsewhere(control, CONFIG, "memory")
     assert kept.asked == told
     assert sorted(kept.names) == told[1:]
 
@@ -218,7 +259,7 @@ def test_readers_are_told_what_the_registry_says_at_that_moment(
         rows.names[NAME] = f"{NAME}__v1_01"
 
     monkeypatch.setattr(rows, "publish", tell)
-    show_elsewhere(control, CONFIG)
+    show_elsewhere(control, CONFIG, "memory")
     assert rows.names[NAME] == f"{NAME}__v1_01"
 
 
@@ -236,7 +277,7 @@ def test_a_process_waits_while_another_tells_the_store(
 
     rows.tables[f"{NAME}__v2_02"] = {}
     monkeypatch.setattr(rows, "unpublish", tell)
-    show_elsewhere(control, CONFIG)
+    show_elsewhere(control, CONFIG, "memory")
     assert control.waited == [f"readers of {NAME} in memory"] * 2  # also to make it good
     assert rows.names == {NAME: f"{NAME}__v2_02"}
 
@@ -280,11 +321,62 @@ def test_readers_are_shown_nothing_that_postgresql_refuses_and_the_pauses_grow(
 # Tables that nobody needs
 
 
-def dropping(control: Any, on_store: Callable[[str], object] = lambda _store: None) -> None:
-    builder: Any = object.__new__(Builder)
-    builder._store, builder._config, builder._cleaned_at = "memory", CONFIG, -1e9
-    builder._on_store = on_store
-    builder._drop_old(control)
+def dropping(control: Any) -> None:
+    drop_elsewhere(control, CONFIG, "memory")
+
+
+def test_readers_are_told_while_a_version_is_built_in_their_store(
+    rows: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build takes hours; what nobody needs is dropped after it."""
+    control: Any = Registry(version_of(1, LIVE, published=True), version_of(2, DROPPED))
+    control.held = {"builds in memory": "another"}
+    rows.tables = {f"{NAME}__v{n}_0{n}": {} for n in (1, 2)}
+    monkeypatch.setattr(elsewhere, "opened_control", lambda _config: nullcontext(control))
+    tend(CONFIG, "memory")
+    assert rows.names == {NAME: f"{NAME}__v1_01"}
+    assert len(rows.tables) == 2
+    control.held = {}
+    tend(CONFIG, "memory")
+    assert list(rows.tables) == [f"{NAME}__v1_01"]
+
+
+def test_each_store_is_tended_by_a_part_that_builds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, config = dict[str, Any](), Config()
+    unused = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(application, "Offsets", lambda _config: unused)
+    monkeypatch.setattr(application, "Topics", lambda _config: unused)
+    monkeypatch.setattr(application, "part_of", lambda make, **_after: make)
+    monkeypatch.setattr(application, "begins", found.__setitem__)
+    tended = list[tuple[Any, str]]()
+    monkeypatch.setattr(application, "tend", lambda *given: tended.append(given))
+    spark: Any = None
+    with application.pipeline_parts(spark, config, App("shop"), {}) as parts:
+        builds: Any = parts["builds"]
+        builds.keywords["on_store"]("memory")
+    assert sorted(found) == ["builds-memory", "readers-memory", "store-memory"]
+    found["readers-memory"]().step()
+    assert tended == [(config, "memory")]
+
+
+def test_a_call_that_publishes_a_table_while_it_is_dropped_is_made_good(
+    rows: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given up long ago, and is carried out just before the table is gone."""
+    control: Any = Registry(version_of(1, DROPPED))
+    table = f"{NAME}__v1_01"
+    rows.tables = {table: {}}
+    drop = rows.drop
+
+    def late(name: str) -> None:
+        rows.publish(NAME, name)
+        drop(name)
+
+    monkeypatch.setattr(rows, "drop", late)
+    dropping(control)
+    assert (rows.names, rows.tables, control.rows) == ({}, {}, [])
 
 
 def test_the_last_row_of_a_view_goes_after_its_name(
@@ -310,7 +402,10 @@ def test_a_table_whose_version_another_release_removed_is_dropped_with_its_name(
     control: Any = Registry(version_of(1, LIVE))
     control.rows, begun = [], list[str]()
     rows.tables, rows.names = {f"{NAME}__v1_01": {}}, {NAME: f"{NAME}__v1_01"}
-    dropping(control, begun.append)
+    builder: Any = object.__new__(Builder)
+    builder._store, builder._on_store, builder._cleaned_at = "memory", begun.append, -1e9
+    builder._drop_old(control)
+    dropping(control)
     assert begun == ["memory"]
     assert (rows.names, rows.tables, control.tables) == ({}, {}, set())
 
@@ -373,8 +468,8 @@ def frame(slots: int) -> Any:
 @pytest.mark.parametrize(
     ("slots", "kinds", "shares"),
     [
-        *((8, "btt", (4, 2, 1)), (8, "bbt", (4, 2, 1)), (8, "ttb", (4, 2, 1))),
-        *((4, "bt", (2, 1)), (4, "tb", (2, 1)), (3, "bt", (1, 1)), (2, "tb", (1, 1))),
+        *((8, "bttt", (3, 2, 1, 1)), (8, "bbtt", (3, 2, 1, 1)), (8, "ttbb", (3, 2, 1, 1))),
+        *((4, "ttb", (1, 1, 1)), (4, "btt", (1, 1, 1)), (3, "tb", (1, 1)), (2, "tb", (1, 1))),
     ],
 )
 def test_all_jobs_that_call_other_stores_leave_a_slot(
@@ -402,15 +497,25 @@ def test_all_jobs_that_call_other_stores_leave_a_slot(
     assert functions._taken == []
 
 
-def test_a_proof_that_reads_another_store_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_that_reads_another_store_takes_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One task calls the store; the rows to compare are computed in all slots, and take hours."""
     monkeypatch.setattr(functions, "_taken", [])
-    monkeypatch.setattr(verify, "versioned_store", lambda *_given: None)
-    monkeypatch.setattr(verify, "compare", lambda rows, *_g, **_n: (rows, list(functions._taken)))
+    store = SimpleNamespace(read=lambda *_given: iter(()))
+    monkeypatch.setattr(verify, "versioned_store", lambda *_given: store)
+    rows, shares = frame(4), list[Any]()
+
+    def compared(given: Any, *_given: Any, **_named: Any) -> Any:
+        with sharing_slots(frame(4)) as one, sharing_slots(frame(4)) as another:
+            shares.extend([one, another])
+        return given
+
+    monkeypatch.setattr(verify, "compare", compared)
     verifier: Any = object.__new__(verify._Verifier)
     verifier._config = CONFIG
     table = KeptTable(NAME, 1, "f", "row")
     plan: Any = SimpleNamespace(store="memory", name=NAME, key=(), ruled_table=lambda _n: table)
-    assert verifier._compare(plan, version_of(1, LIVE), frame(4)) == (2, [(False, 2)])
+    assert verifier._compare(plan, version_of(1, LIVE), rows) is rows
+    assert shares == [1, 1]
 
 
 def columns(count: int) -> Mapping[str, pa.Array]:
@@ -449,3 +554,28 @@ def test_calls_grow_again_after_writes_that_were_quick(monkeypatch: pytest.Monke
     for size in (2_500, 5_000, 5_000):
         kept.store.write(kept.table(), columns(6_000))
         assert sizes["tested"] == size
+
+
+@pytest.mark.parametrize(("store", "jobs"), [("memory", 1), (HOME, 2)])
+def test_no_job_runs_for_a_view_while_it_is_proved(store: str, jobs: int) -> None:
+    """Its tasks could write nothing; a view in PostgreSQL is proved in a snapshot."""
+    control: Any = Registry()
+    ran = list[str]()
+    plan: Any = SimpleNamespace(store=store, rides=False)
+    table = KeptTable(NAME, 1, "f", "row")
+    view = KeptView(version_of(1, LIVE), table, plan, {0: 0})
+    views = EntityViews("order", {0: 9}, (view,), None)
+    trailer: Any = object.__new__(Trailer)
+    trailer._retries, trailer._begun = Retries(), {}
+    trailer._config = SimpleNamespace(pipeline=SimpleNamespace(batch_changes_max=10))
+
+    def apply(*_given: Any) -> tuple[None, int]:
+        ran.append(NAME)
+        return None, 9
+
+    trailer._apply = apply
+    with control.writing(NAME, 1):
+        control.process = "the pipeline"
+        trailer._catch_up(control, views, view)
+    assert trailer._catch_up(control, views, view) == 9
+    assert len(ran) == jobs

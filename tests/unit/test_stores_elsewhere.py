@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,17 +15,17 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from everstate.app import App
 from everstate.config import Config
-from everstate.errors import PipelineError, PositionMoved, ViewFailed, ViewRowsMissing
-from everstate.pipeline.keeping import build, publish
+from everstate.errors import PositionMoved, ViewFailed, ViewRowsMissing
+from everstate.pipeline.keeping import elsewhere, publish
 from everstate.pipeline.keeping.build import Builder
+from everstate.pipeline.keeping.elsewhere import drop_elsewhere, show_elsewhere
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.keeping.kept import EntityViews, KeptView
-from everstate.pipeline.keeping.publish import ViewPublisher, show_elsewhere
+from everstate.pipeline.keeping.publish import ViewPublisher
 from everstate.pipeline.keeping.trail import Trailer
 from everstate.pipeline.proof import verify
-from everstate.pipeline.proof.compare import Comparison
-from everstate.pipeline.reports import ViewReport
 from everstate.retrying import Retries
 from everstate.views import changing
 from everstate.views.control import BUILDING, DROPPED, KEPT, LIVE, ViewVersion
@@ -52,6 +51,7 @@ class Registry:
     """The control tables, as far as publishing and dropping need them."""
 
     schema_name = "views"
+    closed = False
 
     def __init__(self, *rows: ViewVersion) -> None:
         self.rows = list(rows)
@@ -62,6 +62,8 @@ class Registry:
         self.process, self.held = "this", dict[str, str]()
         """The process that asks, and which one has a duty."""
         self.waited = list[str]()
+        self.emptied = set[tuple[str, int]]()
+        """Versions of which a build was begun and did not end."""
 
     @contextmanager
     def transaction(self, *, force_rollback: bool = False) -> Iterator[None]:
@@ -115,8 +117,12 @@ class Registry:
         gone = [r for r in self.rows if r.status == DROPPED and (r.name, r.version) not in there]
         self.rows = [row for row in self.rows if row not in gone]
 
+    def is_emptied(self, name: str, version: int) -> bool:
+        return (name, version) in self.emptied
+
     def record(self, name: str, version: int, **facts: Any) -> None:
         same = (name, version)
+        facts.pop("met_at", None)
         self.rows = [replace(r, **facts) if (r.name, r.version) == same else r for r in self.rows]
 
 
@@ -149,7 +155,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Watched:
         return VersionedStore(name, AttemptingMemory(), kept, attempt)
 
     monkeypatch.setattr(publish, "versioned_store", store)
-    monkeypatch.setattr(build, "versioned_store", store)
+    monkeypatch.setattr(elsewhere, "versioned_store", store)
     return kept
 
 
@@ -160,10 +166,10 @@ def test_a_publication_that_comes_late_is_made_good(rows: Watched) -> None:
     """An undo was followed by the call that published the version before it."""
     control: Any = Registry(version_of(1, LIVE, published=True), version_of(2, KEPT))
     rows.publish(NAME, f"{NAME}__v2_02")
-    show_elsewhere(control, CONFIG)
+    show_elsewhere(control, CONFIG, "memory")
     assert rows.names == {NAME: f"{NAME}__v1_01"}
     control.rows = [replace(row, published=False) for row in control.rows]
-    show_elsewhere(control, CONFIG)
+    show_elsewhere(control, CONFIG, "memory")
     assert rows.names == {}
 
 
@@ -177,7 +183,7 @@ def test_a_view_without_changes_is_seen_to_be_missing_in_its_store(rows: Watched
 
     for there, said in ((missing, "does not have the table"), (table, "")):
         rows.table = there  # type: ignore[method-assign]
-        show_elsewhere(control, CONFIG)
+        show_elsewhere(control, CONFIG, "memory")
         assert said in (control.rows[0].waits_for or "")
     assert control.rows[0].waits_for is None
 
@@ -215,13 +221,12 @@ def test_tables_of_ended_attempts_and_of_dropped_versions_are_dropped(rows: Watc
     rows.tables = {
         f"{NAME}__v{n}_{attempt}": {} for n, attempt in ((1, "01"), (2, "02"), (2, "0a"))
     }
-    builder: Any = SimpleNamespace(_config=CONFIG, _store="memory")
     rows.is_away = True
-    Builder._drop_elsewhere(builder, control)
+    drop_elsewhere(control, CONFIG, "memory")
     assert (len(rows.tables), len(control.rows)) == (3, 2)
     assert "away" in (control.rows[0].error or "")
     rows.is_away = False
-    Builder._drop_elsewhere(builder, control)
+    drop_elsewhere(control, CONFIG, "memory")
     assert list(rows.tables) == [f"{NAME}__v2_02"]
     assert [row.version for row in control.rows] == [2]
 
@@ -403,11 +408,30 @@ def test_only_a_version_that_is_to_be_published_is_published() -> None:
     assert values[-1] == BUILDING
 
 
+def test_a_table_without_a_version_is_forgotten_with_those_of_dropped_versions() -> None:
+    control: Any = Asked()
+    control.fetchall = lambda: [("memory", 2, "0a")]
+    assert ControlRegistry.forget_left(control, NAME) == [("memory", 2, "0a")]
+    ((text, values),) = control.asked
+    assert "made USING gone" not in text
+    assert "NOT EXISTS (SELECT FROM {view}" in text
+    assert values == {"name": NAME, "dropped": DROPPED}
+
+
+def test_a_start_takes_no_step_for_a_dropped_version_that_waits_for_its_store() -> None:
+    project = App("shop")
+    control: Any = Registry(version_of(1, DROPPED))
+    control.numbers = lambda: {NAME: 1}
+    config: Any = SimpleNamespace(views=SimpleNamespace(on_change="rebuild"))
+    found = changing.steps_of(config, control, project, "order")
+    assert NAME not in {step.name for step in found}
+
+
 # When a version is published
 
 
-def reached(row: ViewVersion, mine: int, core: int) -> bool:
-    seen = version_of(1, LIVE, published=True)
+def reached(row: ViewVersion, mine: int, core: int, store: str = "memory") -> bool:
+    seen = replace(version_of(1, LIVE, published=True), definition={"store": store})
     control: Any = Registry(seen, row)
     control.vectors = {("order_latest", 1): core, (NAME, 1): 0, (NAME, 2): mine}
     return stands_with_core(ViewPublisher(control, CONFIG), row)
@@ -419,7 +443,8 @@ def test_a_version_is_published_when_it_has_reached_what_it_was_asked_for() -> N
     assert not reached(row, 4_999, 5_000)
     assert reached(row, 5_000, 5_000)
     assert reached(row, 5_000, 6_000)
-    assert not reached(row, 5_000, 500_000)
+    assert reached(row, 5_000, 500_000)  # readers of that store see an older version
+    assert not reached(row, 5_000, 500_000, store="another")
 
 
 def test_a_version_whose_last_try_failed_is_not_published() -> None:
@@ -458,47 +483,6 @@ def test_a_step_ends_between_two_views_when_it_is_to_stop() -> None:
     trailer._catch_up = trailer._meet = catch_up
     assert trailer.step() == 1
     assert tried == [f"{NAME}__v1"]
-
-
-def proved(store: str, compared: Any, mine: int) -> ViewReport:
-    """The proof of a version at a position, while its core is at 5."""
-    definition = {} if store == HOME else {"store": store}
-    row = replace(version_of(1, LIVE), definition=definition)
-    verifier: Any = object.__new__(verify._Verifier)
-    verifier._connection = Registry()
-    verifier._published = {row.name: row, "order_latest": replace(row, name="order_latest")}
-    at, when = ((NAME, mine), ("order_latest", 5)), datetime(2026, 11, 29, tzinfo=UTC)
-    verifier._places = [ViewPosition(name, 1, "order", 1, 0, n, when) for name, n in at]
-    verifier._compare = compared
-    verifier._compare_as_read = lambda *_given: ("equal", [])
-    plan: Any = SimpleNamespace(rules=())
-    found = verifier._reported(ViewReport(NAME, 1, "order", "holds"), row, plan, [])
-    return cast(ViewReport, found)
-
-
-@pytest.mark.parametrize(
-    ("store", "mine", "outcome"),
-    [(HOME, 3, "differs"), ("memory", 3, "not compared"), ("memory", 5, "differs")],
-)
-def test_rows_that_may_be_newer_than_their_position_do_not_differ(
-    store: str, mine: int, outcome: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verify, "batch_rows", lambda *_given: nullcontext())
-    report = proved(store, lambda *_given: Comparison(1, 1, "a", "b", 1, ()), mine)
-    assert report.outcome == outcome
-    assert proved(store, lambda *_given: Comparison(1, 1, "a", "a", 0, ()), mine).holds
-
-
-@pytest.mark.parametrize(("store", "outcome"), [(HOME, "differs"), ("memory", "not compared")])
-def test_a_store_that_does_not_answer_does_not_differ(
-    store: str, outcome: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away(*_given: Any) -> Any:
-        raise PipelineError("the store memory failed: it did not answer within 5 s")
-
-    monkeypatch.setattr(verify, "batch_rows", lambda *_given: nullcontext())
-    report = proved(store, away, 5)
-    assert (report.outcome, len(report.not_compared)) == (outcome, 1)
 
 
 def test_each_name_of_a_column_is_proved() -> None:
@@ -559,8 +543,5 @@ def test_tables_are_dropped_by_the_process_that_builds_for_the_store(
     control: Any = Registry(version_of(1, DROPPED))
     control.held = {} if is_mine else {"builds in memory": "another"}
     rows.tables = {f"{NAME}__v1_01": {}}
-    builder: Any = object.__new__(Builder)
-    builder._store, builder._config, builder._on_store = "memory", CONFIG, lambda _store: None
-    builder._cleaned_at = -1e9
-    builder._drop_old(control)
+    drop_elsewhere(control, CONFIG, "memory")
     assert bool(rows.tables) is not is_mine

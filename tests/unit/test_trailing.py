@@ -11,6 +11,7 @@ import pytest
 from everstate.pipeline.keeping.trail import Trailer
 from everstate.retrying import Retries
 from everstate.views.control import ViewVersion
+from everstate.views.tables import HOME
 
 
 class Told:
@@ -31,9 +32,8 @@ def caught_up(failure: str | None, passed: int) -> tuple[Any, list[str | None]]:
     trailer._config = SimpleNamespace(pipeline=SimpleNamespace(batch_changes_max=100))  # type: ignore[assignment]
     trailer._apply = lambda *_: (failure, passed)  # type: ignore[method-assign]
     row = ViewVersion("totals", 1, "order", "linear", {}, (), "a", error="1 / 0")
-    view: Any = SimpleNamespace(
-        row=row, table=SimpleNamespace(name="totals__v1"), vector={0: 2}, plan=None
-    )
+    plan, table = SimpleNamespace(store=HOME), SimpleNamespace(name="totals__v1")
+    view: Any = SimpleNamespace(row=row, table=table, vector={0: 2}, plan=plan)
     views: Any = SimpleNamespace(vector={0: 9})
     control: Any = told
     return trailer._catch_up(control, views, view), told.errors

@@ -109,6 +109,7 @@ def test_what_a_store_that_is_gone_has_is_named_when_it_is_forgotten(
     done = CliRunner().invoke(cli, [*verb, "by_nights"])
     assert done.exit_code == 0
     assert "by_nights__v3_5f2b7c1e stays in the store redis" in done.output
+    assert "may still find the name by_nights in redis" in " ".join(done.output.split())
     refused = CliRunner().invoke(cli, [*verb, "by_city"])
     assert refused.exit_code == NotFound.exit_code
     assert "no dropped version of by_city waits for its store" in refused.output

@@ -27,6 +27,8 @@ class What(StrEnum):
     """The log has a newer version, or an entity that the source never had."""
     PENDING = "pending"
     """The source has yet to publish it: lag, not drift."""
+    REFUSED = "refused"
+    """The capture refused the row of a table, and no whole row has come since: no drift."""
     SAME = "same"
     """Source and log agree; sent again only when the whole entity type is."""
 
@@ -118,6 +120,8 @@ class DriftReport:
     """Drifted entities that were sent again, or got a new version."""
     refused: int = 0
     """Drifted entities whose state in the source makes no change that readers would accept."""
+    refused_rows: int = 0
+    """Entities that differ because their capture refused a row of them: no drift."""
     sent_again: int = 0
     """Entities without drift that were sent again, because the whole entity type was."""
     keys: tuple[DriftedKey, ...]

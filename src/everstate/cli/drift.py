@@ -129,9 +129,15 @@ def _pieces(report: DriftReport) -> Iterator[Piece]:
             (each.key, each.what, each.why, each.stored_version, each.logged_version)
             for each in report.keys
         )
-        differ = report.drifted + (report.pending if report.pending_why else 0)
+        differ = report.drifted + report.refused_rows
+        differ += report.pending if report.pending_why else 0
         title = f"the first {len(report.keys):,} of {differ:,}"
         yield ResultTable(("key", "what", "reason", "source", "log"), keys, title=title)
+    if report.refused_rows:
+        yield Aside(
+            f"{report.refused_rows:,} entities have a row that the capture refused; "
+            f"`everstate dead list {report.entity}` has the reasons"
+        )
     for column, why in report.not_compared.items():
         yield Aside(f"{column} was not compared: {why}")
     if not report.drifted and report.pending_why is None:

@@ -85,7 +85,9 @@ def drop(
     with control_of(config) as control:
         if forget:
             left = forget_left(control, name)
-            said = (f"{e['table'] or 'nothing'} stays in the store {e['store']}" for e in left)
+            said = [f"{e['table'] or 'nothing'} stays in the store {e['store']}" for e in left]
+            stores = ", ".join(sorted({str(each["store"]) for each in left}))
+            said += [f"readers may still find the name {name} in {stores}"]
             return Result({"view": name, "left": left}, *(Aside(each) for each in said))
         gone = drop_view(control, name)
     if any(row.is_topic for row in gone):
@@ -137,7 +139,7 @@ def _awaited(session: AppSession, control: Control, wanted: ViewVersion) -> View
             tell("no pipeline runs: starting Spark")
             with own_spark(config, app_name="everstate views rebuild") as spark:
                 tell(f"building {wanted.name}")
-                build_until(spark, config, project, is_done)
+                build_until(spark, config, project, wanted.store, is_done)
         return _row(control, wanted)
 
 

@@ -22,8 +22,9 @@ from everstate.pipeline.derive.declare import retire_topics
 from everstate.pipeline.derive.deriver import Deriver
 from everstate.pipeline.drift.check import ScheduledDrift
 from everstate.pipeline.hanging import HangingTransactions
-from everstate.pipeline.keeping.build import Builder
+from everstate.pipeline.keeping.build import CLEAN_S, Builder
 from everstate.pipeline.keeping.dead import DeadLetterSender
+from everstate.pipeline.keeping.elsewhere import tend
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.keeping.releasing import Releaser
@@ -67,13 +68,14 @@ def pipeline_parts(
             on_prepared=partial(_begin, config, project, prepared),
         )
         trailer = partial(Trailer, spark, config, project, turns)
+        builder = partial(Builder, spark, config, project)
 
         def keep_elsewhere(store: str) -> None:
             """Begin the parts of a store, so that no view waits for another one's store."""
             begins(f"store-{store}", part_of(partial(trailer, store=store)))
-            begins(
-                f"builds-{store}", part_of(partial(Builder, spark, config, project, store=store))
-            )
+            begins(f"builds-{store}", part_of(partial(builder, store=store)))
+            tending = partial(Repeated, f"care of {store}", partial(tend, config, store), CLEAN_S)
+            begins(f"readers-{store}", part_of(tending))
 
         at_once: dict[str, Callable[[], Worker]] = {
             "keeper": keeper,
@@ -89,7 +91,7 @@ def pipeline_parts(
         kept: dict[str, Callable[[], Worker]] = {
             "trailing-views": partial(trailer, failed=False, store=HOME),
             "failed-views": partial(trailer, failed=True, store=HOME),
-            "builds": partial(Builder, spark, config, project, store=HOME, on_store=keep_elsewhere),
+            "builds": partial(builder, store=HOME, on_store=keep_elsewhere),
             "refreshes": partial(Refresher, config, project),
             "throttled": partial(Releaser, config, project),
             "answers": partial(Answers, spark, config, project),

@@ -73,6 +73,8 @@ def ask_rebuild(
                 for other in rows:
                     if other.status == BUILDING and other.version < row.version:
                         give_up(control, name, other.version)
+                if row.status == WAITING and row.built is not None:  # it was kept before
+                    return _catch_up(control, row, options)
                 control.set_status(name, row.version, BUILDING)
                 # An error of an earlier attempt says nothing about this one.
                 control.record(name, row.version, error=None, options=options)
@@ -152,15 +154,22 @@ def _refuse_retired(rows: Sequence[ViewVersion]) -> None:
 
 def _catch_up(control: Control, row: ViewVersion, options: Mapping[str, Any]) -> ViewVersion:
     """Let a version that has its rows catch up, to be published then."""
+    _begin_again(control, row)
+    control.record(row.name, row.version, options=options)
+    return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
+
+
+def _begin_again(control: Control, row: ViewVersion) -> None:
+    """Let a version that has its rows catch up from now on."""
     # The rows of a view over views are as old as its last refresh, so it is filled again; a version
-    # that was not built rode with the core from the first change.
-    built = None if row.inputs else row.built or {}
+    # that was not built rode with the core from the first change, or a build has emptied it.
+    is_filled = not row.inputs and not control.is_emptied(row.name, row.version)
+    built = row.built or {} if is_filled else None
     if built is not None and row.store != HOME:
         # No core waits for another store: it has caught up at least to here when it is published.
         built = {**built, "core": {str(p): at for p, at in control.core_vector(row.entity).items()}}
     control.set_status(row.name, row.version, BUILDING)
-    control.record(row.name, row.version, built=built, options=options)
-    return replace(row, status=BUILDING, status_reason=None, error=None, waits_for=None)
+    control.record(row.name, row.version, built=built)
 
 
 def cancel(control: Control, name: str) -> list[ViewVersion]:
@@ -244,7 +253,7 @@ def steps_of(config: Config, control: Control, project: Project, entity: str) ->
     return steps(
         entity,
         declared_views(project, entity),
-        [row for row in stored if not row.is_topic],
+        [row for row in stored if not row.is_topic and row.status != DROPPED],
         standing={(place.view, place.version) for place in control.positions(entity)},
         elsewhere=declared_elsewhere(project, entity),
         numbers=control.numbers(),
@@ -262,13 +271,13 @@ def register_step(control: Control, step: Step, plan: ViewPlan) -> bool:
     for version in step.superseded:
         give_up(control, step.name, version)
     control.declared(registered(plan, step.version))
+    known = next((r for r in control.versions(step.name) if r.version == step.version), None)
+    has_rows = step.what == "changed" and known is not None and known.built is not None
     if step.what == "returns":
         control.set_status(step.name, step.version, LIVE)
-    elif step.what == "goes back":
-        control.set_status(step.name, step.version, BUILDING)
-        if plan.inputs:
-            # Readers see it when its sums are computed again, and not as it was left.
-            control.record(step.name, step.version, built=None)
+    elif known is not None and (step.what == "goes back" or has_rows):
+        # The second one was kept, and has waited to be asked for.
+        _begin_again(control, known)
     elif step.what == "asked":
         asked = _ASKED.format(step.name)  # one that is kept waits, too
         row = registered(plan, step.version, status=WAITING, status_reason=asked)
@@ -342,7 +351,7 @@ class _StillRead(Exception):
 def forget_version(control: Control, name: str, version: int) -> None:
     """Drop a version: positions, row in the registry, table; nothing while readers see it.
 
-    The builder deletes rows in another store, so that no command waits for that store.
+    The pipeline deletes rows in another store later, so that no command waits for that store.
     """
     with suppress(_StillRead), control.connection.transaction():
         # In the order in which a step of the version locks them.

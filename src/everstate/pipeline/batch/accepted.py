@@ -38,7 +38,7 @@ def accepted_changes(
     that the core accepted and the present model cannot read, and dead-lettered records that it can
     read (`REVIVED`). Cost: one shuffle and sort by key.
     """
-    mine = _judged(archive.where(_before(positions)), dead or {})
+    mine = _judged(archive.where(before(positions)), dead or {})
     in_log_order = Window.partitionBy("key").orderBy("version", "generation", "offset")
     by_version = Window.partitionBy("key").orderBy("version")
     first = F.col("__previous").isNull() | (F.col("__previous") < F.col("version"))
@@ -105,7 +105,7 @@ def _judged(records: DataFrame, dead: Places) -> DataFrame:
     return kept.select(*records.columns)
 
 
-def _before(positions: PartitionOffsets) -> Column:
+def before(positions: PartitionOffsets) -> Column:
     """Whether a record lies before the position of its partition."""
     tests = [
         (F.col("generation") == generation)

@@ -19,14 +19,16 @@ _POLL_S: Final = 0.3
 
 
 def build_until(
-    spark: SparkSession, config: Config, project: Project, is_done: Callable[[], bool]
+    spark: SparkSession, config: Config, project: Project, store: str, is_done: Callable[[], bool]
 ) -> None:
-    """Build the waiting versions, let them catch up with the core's position, and publish them.
+    """Build the waiting versions of a store, let them catch up with the core, and publish them.
 
+    Of a store only, so that no command waits for another one, which may not answer.
     ``is_done`` is called between the steps, and may raise. A pipeline that is started meanwhile
     does no harm: only one of them builds. Raises Unavailable, SparkLost.
     """
-    builder, trailer = Builder(spark, config, project), Trailer(spark, config, project)
+    builder = Builder(spark, config, project, store=store)
+    trailer = Trailer(spark, config, project, store=store)
     refresher = Refresher(config, project)
     with closing(builder), closing(trailer), closing(refresher):
         while not is_done():

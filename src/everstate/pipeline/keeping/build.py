@@ -22,19 +22,16 @@ from everstate.errors import (
     DataLoss,
     EverstateError,
     InUse,
-    InvalidView,
     PublishRefused,
     SparkLost,
-    StoreSilent,
-    ViewFailed,
 )
 from everstate.pipeline.batch.accepted import accepted_changes, only_changes
 from everstate.pipeline.batch.from_latest import LatestRows, latest_snapshot, live_of
 from everstate.pipeline.batch.rows import Accepted, LiveOnly, batch_rows
 from everstate.pipeline.batch.rules import taken_by
+from everstate.pipeline.keeping.elsewhere import building
 from everstate.pipeline.keeping.kept import ViewWorker
 from everstate.pipeline.keeping.plan import column_types
-from everstate.pipeline.keeping.publish import show_elsewhere, show_one
 from everstate.pipeline.keeping.spans import ArchivedOffsets
 from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.functions import sharing_slots, ship_functions
@@ -42,17 +39,11 @@ from everstate.pipeline.spark.progress import Progress, watched
 from everstate.pipeline.spark.session import spark_errors
 from everstate.postgres import refusals
 from everstate.views.changing import drop_unused, forget_view
-from everstate.views.control import BUILDING, DROPPED, Control, ControlConnection, ViewVersion
+from everstate.views.control import BUILDING, Control, ControlConnection, ViewVersion
 from everstate.views.kinds import ViewPlan
 from everstate.views.plan import plan_of
 from everstate.views.project import Project
-from everstate.views.stores import (
-    LoadRows,
-    VersionedStore,
-    ViewTables,
-    store_of,
-    versioned_store,
-)
+from everstate.views.stores import LoadRows, VersionedStore, ViewTables, store_of
 from everstate.views.stores.showing import types_text
 from everstate.views.tables import HOME, attempt_text, placed
 from everstate.views.versions import inputs_of
@@ -61,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_S: Final = (5.0, 30.0, 300.0)
 _POOL: Final = "build"
-_CLEAN_S: Final = 60.0
+CLEAN_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +101,11 @@ class Builder(ViewWorker):
         growing pauses.
         """
         with self._database.connected() as control:
-            self._drop_old(control)
             stored = control.versions()
             for other in sorted({row.store for row in stored} - {HOME}):
                 self._on_store(other)
-            for row in filter(self._is_here, stored):
+            self._drop_old(control)
+            for row in (each for each in stored if self._store in (None, each.store)):
                 waits_for_it = row.status == BUILDING and row.built is None and not row.inputs
                 if not waits_for_it or row.is_topic or row.entity not in self._project.entities:
                     continue
@@ -124,14 +115,10 @@ class Builder(ViewWorker):
                     return built
         return None
 
-    def _is_here(self, row: ViewVersion) -> bool:
-        """Whether a version is in a store for which this one builds."""
-        return self._store in (None, row.store)
-
     def _try(self, control: Control, row: ViewVersion) -> Built | None:
         name = f"{row.name}__v{row.version}"
         try:
-            with control.duty(_duty(row.store)) as is_mine:
+            with building(control, row.store) as is_mine:
                 built = self._build(control, row) if is_mine else None
         except SparkLost:
             raise
@@ -262,45 +249,15 @@ class Builder(ViewWorker):
 
     def _drop_old(self, control: Control) -> None:
         """Drop what ``views.keep_old_hours`` keeps no longer, and parts that nothing reads."""
-        if time.monotonic() - self._cleaned_at < _CLEAN_S:
+        if time.monotonic() - self._cleaned_at < CLEAN_S:
             return
         self._cleaned_at = time.monotonic()
+        for _, _, store, _ in control.left_tables():  # also one that has no version any more
+            self._on_store(store)
         if self._store in (None, HOME):
             for row in drop_unused(control, self._config.views.keep_old_hours):
                 logger.info("view %s: version %d was dropped", row.name, row.version)
             self._drop_parts(control)
-        for _, _, store, _ in control.left_tables():  # also one that has no version any more
-            self._on_store(store)
-        if self._store != HOME:
-            show_elsewhere(control, self._config, store=self._store)
-            self._drop_elsewhere(control)
-
-    def _drop_elsewhere(self, control: Control) -> None:
-        """Drop tables that nobody needs in other stores; later, while a store does not answer.
-
-        They are those of dropped versions, and of attempts after which another one began. While a
-        proof reads the version, or another process builds for the store, they stay, too. What
-        readers see is told first: their name must not outlive the last table of a view.
-        """
-        silent = set[str]()
-        for name, version, store, attempt in control.left_tables():
-            if store in silent or self._store not in (None, store):
-                continue
-            duties = control.duty(_duty(store)), control.writing(name, version)
-            try:
-                with duties[0] as is_mine, duties[1] as is_free:
-                    if is_mine and is_free:
-                        show_one(control, self._config, name, store)
-                        versioned_store(self._config, name, store, attempt).drop(name, version)
-                        control.remove_table(name, version, attempt)
-            except (ViewFailed, InvalidView) as cause:
-                if isinstance(cause, StoreSilent):
-                    silent.add(store)
-                logger.info("a table of view %s is dropped later: %s", name, cause)
-                rows = (row for row in control.versions(name) if row.version == version)
-                if any(row.status == DROPPED for row in rows):
-                    control.record(name, version, error=str(cause))
-        control.remove_dropped()
 
     def _drop_parts(self, control: Control) -> None:
         """Drop parts of views (inputs that nobody declared) that no version reads any more."""
@@ -335,11 +292,6 @@ class _StoredProgress:
     def close(self) -> None:
         """Close the connection."""
         self._database.close()
-
-
-def _duty(store: str) -> str:
-    """The duty of building in a store, whatever else a process builds."""
-    return "builds" if store == HOME else f"builds in {store}"
 
 
 def _run(rows: DataFrame, load: LoadRows) -> None:

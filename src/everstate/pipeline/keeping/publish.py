@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from typing import Final
 
 from everstate.changes import EntityType
 from everstate.config import Config
-from everstate.errors import InUse, InvalidView, StoreSilent, ViewFailed, ViewRowsMissing
+from everstate.errors import InUse, InvalidView
+from everstate.pipeline.keeping.elsewhere import show_elsewhere, telling
 from everstate.pipeline.keeping.kept import MEETING_CHANGES
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
@@ -19,6 +20,11 @@ from everstate.views.stores import ViewTables, versioned_store, view_refusals
 from everstate.views.tables import HOME, latest_of
 
 logger = logging.getLogger(__name__)
+
+_LATE: Final = (
+    "built; waits until it is where the readers' version is, or, if they see none in its store, "
+    "{:,} offsets behind the core, and where the core was when it was asked for"
+)
 
 
 class _PublishedAnother(Exception):
@@ -36,8 +42,8 @@ class ViewPublisher:
 
         A view over other views counts as caught up when all of them are published and kept. No
         core waits for a view in another store: instead of the core's position, it must reach that
-        of the version that readers see there, and that of the core when it was built or asked for,
-        and be near the core; and its last try must not have failed.
+        of the version that readers see there, or be near the core where they see none, and that of
+        the core when it was built or asked for; and its last try must not have failed.
         """
         if row.inputs:
             kept = {r.name for r in self._control.versions() if r.published and r.status == LIVE}
@@ -53,16 +59,20 @@ class ViewPublisher:
         if row.store != HOME:
             seen = self.seen(row.name)
             same = {} if seen is None or seen.store != row.store else found[row.name, seen.version]
-            stored = self._control.versions(row.name)
-            now = next((each for each in stored if each.version == row.version), None)
-            if now is None or now.error is not None or now.attempt != row.attempt:
+            if (now := self._sound(row)) is None:
                 return core, {}
             asked = (now.built or {}).get("core", {})
             core = {
-                p: max(at - MEETING_CHANGES, same.get(p, 0), asked.get(str(p), 0))
+                p: max(same.get(p, 0) if same else at - MEETING_CHANGES, asked.get(str(p), 0))
                 for p, at in core.items()
             }
         return core, mine
+
+    def _sound(self, row: ViewVersion) -> ViewVersion | None:
+        """A version in another store as it is now; ``None``: built anew, failed or gone."""
+        rows = (each for each in self._control.versions(row.name) if each.version == row.version)
+        now = next(rows, None)
+        return now if now and now.error is None and now.attempt == row.attempt else None
 
     def seen(self, name: str) -> ViewVersion | None:
         """The version that readers see."""
@@ -75,8 +85,13 @@ class ViewPublisher:
         return self._control.caught_up(row.name, row.version)
 
     def fell_behind(self, row: ViewVersion) -> None:
-        """Clear the record that a version caught up with the core, and what it waited for."""
-        self._control.record(row.name, row.version, met_at=None, waits_for=None)
+        """Clear the record that a version caught up with the core, and what it waited for.
+
+        One in another store waits for a position that its progress does not name.
+        """
+        is_late = row.store != HOME and self._sound(row) is not None
+        waits_for = _LATE.format(MEETING_CHANGES) if is_late else None
+        self._control.record(row.name, row.version, met_at=None, waits_for=waits_for)
 
     def different_rows(self, seen: ViewVersion, row: ViewVersion, plan: ViewPlan) -> int | None:
         """How many rows differ between the two versions; stored with the new version.
@@ -104,11 +119,11 @@ class ViewPublisher:
         first; raises InTheWay when a reader holds the lock, and ViewFailed. No call to another
         store is made in the transaction: readers there see the version before it, once a trial of
         it was rolled back. :func:`show_elsewhere` makes good what one without effect leaves. In a
-        store that the view leaves, the builder of that store does so.
+        store that the view leaves, `elsewhere.tend` does so each minute.
         """
         if row.store == HOME:
             return self._swap(seen, row, plan)
-        with _telling(self._control, row.name, row.store):
+        with telling(self._control, row.name, row.store):
             if not self._swap(seen, row, plan, is_trial=True):
                 return False
             store = versioned_store(self._config, row.name, row.store, row.attempt)
@@ -116,7 +131,8 @@ class ViewPublisher:
             try:
                 return self._swap(seen, row, plan)
             finally:
-                show_elsewhere(self._control, self._config, row.name, row.store)
+                if not self._control.connection.closed:  # else the first error says why
+                    show_elsewhere(self._control, self._config, row.store, row.name)
 
     def _swap(
         self, seen: ViewVersion | None, row: ViewVersion, plan: ViewPlan, *, is_trial: bool = False
@@ -126,7 +142,9 @@ class ViewPublisher:
         begun = self._control.connection.transaction(force_rollback=is_trial)
         try:
             with view_refusals(), begun:
-                if not stands_with_core(self, row):
+                # The core and the readers' version have gone on since the trial.
+                is_tried = row.store != HOME and not is_trial
+                if not (self._sound(row) if is_tried else stands_with_core(self, row)):
                     return False
                 if row.store == HOME:
                     tables.point(plan, row.version)
@@ -140,50 +158,6 @@ class ViewPublisher:
         except InUse as cause:
             readers = tables.holders(row.name)
             raise InTheWay(readers[0] if readers else "a reader") from cause
-
-
-def show_elsewhere(
-    control: Control, config: Config, view: str | None = None, store: str | None = None
-) -> None:
-    """Let readers in other stores see what the registry says; ``None``: of all views, of all.
-
-    Made again and again: a call that was given up may be carried out later, after another one. A
-    store that does not answer is called once.
-    """
-    stored = [row for row in control.versions(view) if row.store != HOME and not row.is_topic]
-    silent = set[str]()
-    for name, place in sorted({(row.name, row.store) for row in stored}):
-        if place in silent or store not in (None, place):
-            continue
-        try:
-            show_one(control, config, name, place)
-        except (ViewFailed, InvalidView) as cause:
-            logger.info("readers of %s are shown its version later: %s", name, cause)
-            if isinstance(cause, StoreSilent):
-                silent.add(place)
-
-
-def show_one(control: Control, config: Config, view: str, store: str) -> None:
-    """Let readers of a view in another store see what the registry says; raises ViewFailed."""
-    with _telling(control, view, store):
-        rows = (row for row in control.versions(view) if row.published and row.store == store)
-        shown = next(rows, None)
-        told = versioned_store(config, view, store, "" if shown is None else shown.attempt)
-        if shown is None:
-            told.drop_reader(view)
-            return
-        try:
-            told.show(view, shown.version)
-        except ViewRowsMissing as missing:
-            # No change may come for long that would find it missing.
-            control.record(view, shown.version, waits_for=str(missing))
-            raise
-        control.record(view, shown.version, waits_for=None)
-
-
-def _telling(control: Control, view: str, store: str) -> AbstractContextManager[object]:
-    """Wait until nobody else reads the registry and tells that store: an older call would win."""
-    return control.duty(f"readers of {view} in {store}", waits=True)
 
 
 def composed_waiting(

@@ -202,6 +202,11 @@ class Trailer(ViewWorker):
 
     def _catch_up(self, control: Control, views: EntityViews, view: KeptView) -> int:
         """Apply one batch to one view; its failure does not affect other views."""
+        if view.plan.store != HOME:
+            with control.writing(view.row.name, view.row.version) as is_free:
+                pass
+            if not is_free:  # a proof has the right to write meanwhile, and a job would do nothing
+                return 0
         try:
             most = min(self._config.pipeline.batch_changes_max, CAREFUL)
             spans = fair_spans(view.vector, views.vector, most)

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+import orjson
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,9 +28,11 @@ from everstate.errors import (
     StatementRefused,
     Unavailable,
     UnknownView,
+    ViewFailed,
+    ViewRowsMissing,
 )
 from everstate.log.extent import log_extent
-from everstate.pipeline.batch.accepted import REVIVED, PartitionOffsets, accepted_changes
+from everstate.pipeline.batch.accepted import REVIVED, PartitionOffsets, accepted_changes, before
 from everstate.pipeline.batch.awaiting import await_archive
 from everstate.pipeline.batch.rows import (
     Accepted,
@@ -59,7 +63,7 @@ from everstate.views.misfits import Misfit
 from everstate.views.plan import plan_of
 from everstate.views.project import Project, kept_always
 from everstate.views.stores import ViewTables, versioned_store
-from everstate.views.tables import HOME, latest_of
+from everstate.views.tables import HOME, latest_of, physical
 
 _POOL: Final = "verify"
 _ROWS_PER_BUCKET: Final = 200_000
@@ -68,9 +72,10 @@ _NO_ROWS: Final = (
     "waits"
 )
 _AHEAD: Final = (
-    "its rows differ, and may be newer than its position, which is behind that of the core; prove "
-    "it again when it has caught up"
+    "the rows that differ may be newer than its position: their keys have changed since; prove it "
+    "again when it has caught up"
 )
+_KEYS: Final = pa.schema([("key", pa.string())])
 _NAMED_MAX: Final = 20
 """Most records that a report names."""
 
@@ -300,6 +305,9 @@ class _Verifier:
         self, mine: ViewReport, row: ViewVersion, plan: ViewPlan, inputs: Sequence[Accepted]
     ) -> ViewReport:
         """The proof of a view; one that cannot be read or computed does not end those of others."""
+        # A store that does not answer says nothing about its rows, nor one that is ahead.
+        outcome: ProofOutcome = "differs" if row.store == HOME else "not compared"
+        accepted = inputs  # also of those changes that the view's rules leave out
         try:
             with refusals(), self._connection.transaction():
                 if plan.rules:
@@ -314,10 +322,12 @@ class _Verifier:
                 found = _with_result(
                     mine, result, *self._compare_as_read(plan, row.version, inputs)
                 )
-                if found.outcome != "differs" or not self._may_be_ahead(row):
+                if not self._is_ahead(row, plan, accepted, found):
                     return found
                 reason = _AHEAD
-        except PipelineError as error:
+        except ViewRowsMissing as gone:
+            outcome, reason = "differs", gone.message
+        except (PipelineError, ViewFailed) as error:
             if isinstance(error, SparkLost):
                 raise
             reason = error.message
@@ -329,21 +339,53 @@ class _Verifier:
         except StatementRefused as refused:
             reason = f"its rows cannot be read: {refused.message}"
         not_compared = (*mine.not_compared, f"{row.name}: {reason}")
-        # A store that does not answer says nothing about its rows, nor one that is ahead.
-        outcome: ProofOutcome = "differs" if row.store == HOME else "not compared"
         return replace(mine, outcome=outcome, not_compared=not_compared)
 
-    def _may_be_ahead(self, row: ViewVersion) -> bool:
-        """Whether rows in another store may be newer than a version's position.
+    def _is_ahead(
+        self, row: ViewVersion, plan: ViewPlan, inputs: Sequence[Accepted], found: ViewReport
+    ) -> bool:
+        """Whether rows in another store differ, and all of them as newer rows than the position's.
 
-        A task that was killed, or a control table that was restored, leaves them so until the
-        version has caught up with its core.
+        A task that was killed after it wrote, or control tables that were restored, leave such rows
+        until the view has caught up. Their keys have changed since in the log, and each row is of
+        such a change, or deleted by one.
         """
-        if row.store == HOME:
+        if row.store == HOME or not found.differences:
             return False
-        mine = self._positions(row)
-        core = self._positions(self._published[latest_of(row.entity)])
-        return any(mine.get(place, 0) < at for place, at in core.items())
+        keys = [str(orjson.loads(each.key)[0]) for each in found.differences]
+        proved, since = self._newest(row, inputs[0].changes, keys), self._changed_since(row, keys)
+        for key, each in zip(keys, found.differences, strict=True):
+            if each.kept is not None:
+                version = int(orjson.loads(each.kept)[1])
+            elif plan.replaces_rows:
+                version = since.get(key, 0)
+            else:
+                return False  # no change deletes a row that was appended; others may be ignored
+            if not proved.get(key, 0) < version <= since.get(key, 0):
+                return False
+        return True
+
+    def _newest(self, row: ViewVersion, changes: DataFrame, keys: Sequence[str]) -> dict[str, int]:
+        """The newest version of some keys in changes; one Spark job."""
+        mine = changes.where(F.col("key").isin(list(keys)) & F.col("version").isNotNull())
+        with spark_errors(f"verifying {row.name}"):
+            return dict(map(tuple, mine.groupBy("key").agg(F.max("version")).collect()))
+
+    def _changed_since(self, row: ViewVersion, keys: Sequence[str]) -> dict[str, int]:
+        """The newest version of those keys that have changed since a view's position.
+
+        The archive may be behind the core, and a core that was restored is behind the archive.
+        """
+        position, entity_type = self._positions(row), self._project.entities[row.entity]
+        archive = read_archive(self._spark, self._config, entity_type)
+        found = self._newest(row, archive.where(~before(position)), keys)
+        latest = self._control.table(physical(latest_of(row.entity)))
+        query = f'SELECT key, version, generation, partition, "offset" FROM {latest} '
+        accepted = self._control.run(query + "WHERE key = ANY(%s)", (list(keys),))
+        for key, version, generation, partition, offset in accepted:
+            if offset >= position.get((generation, partition), 0):
+                found[key] = max(version, found.get(key, 0))
+        return found
 
     def _not_read(
         self, entity: str, positions: PartitionOffsets
@@ -367,10 +409,13 @@ class _Verifier:
     def _compare(self, plan: ViewPlan, row: ViewVersion, rows: DataFrame) -> Comparison:
         """Compare the rows of a version's table with the batch result of its definition."""
         if plan.store != HOME:
-            store = versioned_store(self._config, plan.name, plan.store, row.attempt)
-            kept = RowsElsewhere(store, plan.ruled_table(row.version))
-            with sharing_slots(rows) as mine:
-                return compare(mine, kept, key_columns=len(plan.key), buckets=1)
+            place = (self._config, plan.name, plan.store, row.attempt)
+            kept = RowsElsewhere(versioned_store(*place), plan.ruled_table(row.version))
+            # An error in a task would come back without its class; a table that is gone differs.
+            # With a store of its own: one that has connected may not be sent to a task any more.
+            next(versioned_store(*place).read(kept.table, _KEYS), None)
+            with sharing_slots(rows, is_long=True, tasks_max=1):  # the one that compares
+                return compare(rows, kept, key_columns=len(plan.key), buckets=1)
         query = ViewTables(self._control).kept(plan, row.version)
         return compare(
             rows,

@@ -25,18 +25,21 @@ def leaving_a_slot(rows: DataFrame) -> DataFrame:
 
 
 @contextmanager
-def sharing_slots(rows: DataFrame, *, is_long: bool = False) -> Iterator[DataFrame]:
+def sharing_slots(
+    rows: DataFrame, *, is_long: bool = False, tasks_max: int | None = None
+) -> Iterator[DataFrame]:
     """Rows in as many tasks as a job that calls another store may have now; waits for the first.
 
     A store may not answer, and the core needs a slot meanwhile: all such jobs of this process leave
     one, if Spark has three or more. Long ones leave one more for the others, and these for them.
+    ``tasks_max``: the most tasks of the job that call the store.
     """
     most = max(2, rows.sparkSession.sparkContext.defaultParallelism - 1)
 
     def share() -> int:
         alike = sum(slots for is_as_long, slots in _taken if is_as_long == is_long)
         free = min(most - sum(slots for _, slots in _taken), most - 1 - alike)
-        return (2 * free + 2) // 3  # the others should get some, too
+        return min((free + 1) // 2, tasks_max or free)  # another store gets some, too
 
     with _changed:
         mine = (is_long, _changed.wait_for(share))

@@ -12,7 +12,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -29,15 +28,16 @@ from everstate.log.consumer import Consumer
 from everstate.log.positions import Ends, Offsets
 from everstate.log.publisher import read_progress
 from everstate.log.record import Record
-from everstate.log.state_copy import StateCopy
-from everstate.log.topics import TopicNames
+from everstate.log.slots import Slot
+from everstate.log.state_copy import StateCopy, throw_away
+from everstate.log.topics import TopicNames, Topics
 from everstate.sources.cdc.balance import decode_note, publisher_name
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.completion import Completed, Known, complete
 from everstate.sources.cdc.connectors import SourceColumn, TableShape
 from everstate.sources.cdc.database import CapturedDatabase, PrintedRows
 from everstate.sources.cdc.halted import tables_to_read
-from everstate.sources.cdc.holding import read_held
+from everstate.sources.cdc.holding import REFUSED, read_held
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
 from everstate.sources.cdc.printed import FORMS, of_two_forms
 from everstate.sources.cdc.restoring import known_of, stateful
@@ -53,6 +53,7 @@ _STATE, _DIFFERS, _EQUAL = b"s", b"d", b""
 and then with how that differs."""
 _CHANGING: Final = re.compile(r"handling\.mode|precision|converters|transforms|mask|truncate")
 """In the name of a connector's setting that may change values."""
+_UNMADE: Final = "no entity can be made of its row: "
 _HELD: Final = "rows of them wait, and `everstate cdc held` lists these"
 _CopyRows = list[tuple[bytes, bytes | None]]
 
@@ -74,14 +75,15 @@ def compare_with_table(
         changing = ["its changes are facts"]
     if changing:
         raise InvalidQuery(f"{entity} cannot be compared with a table: {changing[0]}.")
-    path = config.project.data_dir / f"drift-{entity}"
-    StateCopy(path, "drift").destroy()  # A run that was killed left its states.
-    copy = StateCopy(path, "drift")
-    try:
-        with capturing.database() as database:
-            return _Comparison(config, capturing, entity, copy, database).run(wait_s)
-    finally:
-        copy.destroy()
+    # Other comparisons of the type, which may run, have folders of their own.
+    with Slot(config.project.data_dir / f"drift-{entity}") as slot:
+        throw_away(slot.path)  # A run that was killed left its states.
+        copy = StateCopy(slot.path, "drift")
+        try:
+            with capturing.database() as database:
+                return _Comparison(config, capturing, entity, copy, database).run(wait_s)
+        finally:
+            copy.destroy()
 
 
 @dataclass
@@ -101,7 +103,7 @@ class _Comparison:
         capture, entity_type = self.capturing.capture, self.capturing.entities[self.entity]
         with Offsets(self.config) as offsets:
             ends = self._read_log(offsets, None, _states)
-            shapes, held = self.database.shapes(capture.settings), set[str]()
+            shapes, held = self.database.shapes(capture.settings), dict[str, What]()
             for table, declared in capture.tables.items():
                 if declared.entity != self.entity:
                     continue
@@ -111,19 +113,20 @@ class _Comparison:
                 self._read_table(mapping, shapes[table])
             if next(self._differences(), None) is not None:
                 pending_why = self._wait_until_read(offsets, wait_s)
-                with suppress(LogError):  # there is no such topic, if the capture was never cleaned
-                    listed = read_held(self.config, capture.name)
-                    held = {one.key for one in listed if one.entity == self.entity and one.rows}
+                held = self._held()
                 self._read_log(offsets, ends, _forgotten)
         counts, keys, logged = Counter[str](), list[DriftedKey](), self.stored
         for each in self._differences():
             logged += (each.what == What.EXTRA) - (each.what == What.MISSING)
-            told = each
-            if pending_why is not None or each.key in held:
-                told = replace(each, what=What.PENDING.value)
-            counts[told.what] += 1
+            # Of too many refused rows only their type is known.
+            name = "" if each.why.startswith(_UNMADE) and each.key not in held else each.key
+            what = What.PENDING if pending_why else held.get(name, What(each.what))
+            if what is What.REFUSED and not each.why.startswith(_UNMADE):
+                what = What(each.what)  # its row fits now, or is gone: a snapshot mends it
+            counts[what] += 1
             if len(keys) < self.config.drift.keys_max:
-                keys.append(told)
+                keys.append(replace(each, what=what.value))
+        drifted = counts.total() - counts[What.PENDING] - counts[What.REFUSED]
         return DriftReport(
             entity=self.entity,
             checked_at=checked_at,
@@ -135,7 +138,8 @@ class _Comparison:
             pending=counts[What.PENDING],
             pending_why=(pending_why or _HELD) if counts[What.PENDING] else None,
             not_compared=self.not_compared,
-            share=(counts.total() - counts[What.PENDING]) / max(1, self.stored, logged),
+            share=drifted / max(1, self.stored, logged),
+            refused_rows=counts[What.REFUSED],
             keys=tuple(keys),
             seconds=time.monotonic() - began,
         )
@@ -145,6 +149,9 @@ class _Comparison:
     ) -> Ends:
         """Read the log's states into the copy, all or from there on; out: where they end now."""
         topics = [TopicNames(self.config.log.prefix).state(self.entity)]
+        with Topics(self.config) as existing:
+            if not existing.existing().issuperset(topics):
+                return {}  # nothing was ever cleaned
         starts, ends = starts or offsets.beginnings(topics), offsets.stable_ends(topics)
         spans = {place: (starts[place], end) for place, end in ends.items()}
         with Consumer(self.config, client_id="everstate-drift") as consumer:
@@ -178,6 +185,16 @@ class _Comparison:
                 what, why = What.EXTRA.value, "no row has its key"
                 yield DriftedKey(name.decode(), what, why, 0, known.version)
 
+    def _held(self) -> dict[str, What]:
+        """Entities of which a row waits, or was refused and no whole row has come since."""
+        try:
+            listed = read_held(self.config, self.capturing.capture.name)
+        except LogError:
+            return {}  # there is no such topic, as the capture was never cleaned
+        own = [one for one in listed if one.entity == self.entity]
+        refused = {one.key: What.REFUSED for one in own if one.reason == REFUSED}
+        return refused | {one.key: What.PENDING for one in own if one.rows}
+
     def _wait_until_read(self, offsets: Offsets, wait_s: float) -> str | None:
         """Wait until the log has all that the tables had; out: why it may not have it."""
         capturing, raw_log = self.capturing, self.capturing.names.raw_log
@@ -209,7 +226,10 @@ class _Comparison:
 
     def _cleaned(self) -> int:
         """Offset of the raw log before which all rows are published, held or refused."""
-        progress = read_progress(self.config, publisher_name(self.capturing.capture.name))
+        try:
+            progress = read_progress(self.config, publisher_name(self.capturing.capture.name))
+        except LogError:
+            return 0  # nothing was ever published to this log
         return 0 if progress is None else decode_note(progress.note).at.get("", {}).get(0, 0)
 
 
@@ -286,13 +306,13 @@ def difference(
     """
     what = What.MISSING if known is None or known.is_deleted else What.DIFFERENT
     if isinstance(row, str):
-        return what, f"no entity can be made of its row: {row}"
+        return what, f"{_UNMADE}{row}"
     if known is None or known.is_deleted:
         return what, "the log has no version of it" if known is None else "the log has it deleted"
     try:
         outcome = complete(row, known, mapping, lambda _entity, _key: None)
     except Unreadable as cause:
-        return what, f"no entity can be made of its row: {cause}"
+        return what, f"{_UNMADE}{cause}"
     if not isinstance(outcome, Completed):
         return None
     fields, logged = decode(outcome.steps[-1].current or b""), decode(known.image)

@@ -109,10 +109,10 @@ class CassandraCrud(_Crud):
         """Record the changelogs in the keyspace."""
         if not self.entity_types:
             return {}
+        from everstate.cassandra import Database
         from everstate.log.bound import moved
         from everstate.sources.stores.cassandra import bound as stored_bound
         from everstate.sources.stores.cassandra.schema import install
-        from everstate.sources.stores.cassandra.session import Database
 
         names = tuple(each.name for each in self.entity_types)
         with closing(Database(self.config)) as database:

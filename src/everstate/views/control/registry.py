@@ -241,6 +241,11 @@ class Registry(Schema):
         )
         return attempt
 
+    def is_emptied(self, name: str, version: int) -> bool:
+        """Whether a build was begun and did not end, so that the table lacks rows."""
+        query = "SELECT attempt IS NOT NULL FROM {view} WHERE name = %s AND version = %s"
+        return bool(self.value(query, (name, version)))
+
     def add_table(self, name: str, version: int, store: str, attempt: str) -> None:
         """Record that an attempt has a table in another store, before it is created there."""
         query = "INSERT INTO {stored_table} (view, version, store, attempt) VALUES (%s, %s, %s, %s)"
@@ -382,16 +387,19 @@ class Registry(Schema):
     def forget_left(self, name: str) -> list[tuple[str, int, str | None]]:
         """Forget the dropped versions of a view, whose rows stay in other stores.
 
-        Store, version and attempt of each of their tables; no attempt where no table was left.
+        Store, version and attempt of each of their tables; no attempt where no table was left. Also
+        of tables whose version a release without other stores removed from the registry.
         """
         rows = self.run(
-            "WITH gone AS (DELETE FROM {view} WHERE name = %s AND status = %s "
+            "WITH gone AS (DELETE FROM {view} WHERE name = %(name)s AND status = %(dropped)s "
             "RETURNING version, definition->>'store' AS store), "
-            "tables AS (DELETE FROM {stored_table} AS made USING gone "
-            "WHERE made.view = %s AND made.version = gone.version "
-            "RETURNING made.version, made.attempt) SELECT gone.store, version, tables.attempt "
-            "FROM gone LEFT JOIN tables USING (version) ORDER BY 2, 3",
-            (name, DROPPED, name),
+            "tables AS (DELETE FROM {stored_table} AS made WHERE view = %(name)s "
+            "AND NOT EXISTS (SELECT FROM {view} AS row WHERE (row.name, row.version) "
+            "= (made.view, made.version) AND row.status <> %(dropped)s) "
+            "RETURNING version, store, attempt) "
+            "SELECT coalesce(tables.store, gone.store), version, tables.attempt "
+            "FROM gone FULL JOIN tables USING (version) ORDER BY 2, 3",
+            {"name": name, "dropped": DROPPED},
         )
         return rows.fetchall()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
@@ -107,6 +108,7 @@ WHERE table_schema = %s AND table_name = %s AND column_name = %s
 """
 # Number of the advisory lock that serializes installers: "everview" in ASCII.
 _INSTALL_LOCK: Final = 0x6576657276696577
+_TRY_S: Final = 0.1
 Duty: TypeAlias = Literal["builds", "answers", "refreshes"]
 """Work that one process at a time does for a schema."""
 
@@ -178,12 +180,14 @@ class Schema:
     def duty(self, name: Duty | str, *, waits: bool = False) -> Iterator[bool]:
         """Hold a duty for this schema during the block; false when another process holds it.
 
-        With ``waits`` never false. The lock ends with the connection, so a killed process leaves
-        no lock.
+        With ``waits`` never false: it tries again each 0.1 s, because a statement that waits has a
+        snapshot, for which all publications would wait. The lock ends with the connection, so a
+        killed process leaves no lock.
         """
         number = (f"everstate {self.schema_name} {name}",)
-        call = "pg_advisory_lock" if waits else "pg_try_advisory_lock"
-        is_mine = bool(self.value(f"SELECT {call}(hashtextextended(%s, 0))", number)) or waits
+        call = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
+        while not (is_mine := bool(self.value(call, number))) and waits:
+            time.sleep(_TRY_S)
         try:
             yield is_mine
         finally:

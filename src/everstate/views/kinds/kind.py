@@ -179,6 +179,11 @@ class ViewPlan(ABC):
         return replace(table, has_rules=True) if self.rules else table
 
     @property
+    def replaces_rows(self) -> bool:
+        """Whether each later change of a key replaces or deletes its row."""
+        return self.table(0).merge == "row" and not self.rules
+
+    @property
     def outputs_stored(self) -> tuple[tuple[str, str], ...]:
         """Readers' name and column of each output, where rows are read as they are stored.
 

@@ -29,7 +29,9 @@ from everstate.views.stores.postgres.types import check_range
 from everstate.views.tables import KeptTable, Merge
 
 _PIECE: Final = 500
-"""Commands that are sent together."""
+"""Keys that are read or deleted together."""
+_CALL_ROWS: Final = 200
+"""Rows that one script writes: the server does nothing else for that time, some milliseconds."""
 _DELETED_S: Final = 7 * 24 * 3600
 """How long the version of a deleted row is kept: longer than a task of the pipeline may live."""
 _WAIT_S: Final = 30.0
@@ -38,25 +40,33 @@ _MISSING: Final = -1
 """What a script returns for a table that is not there."""
 _WRITE: Final = """\
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
-local row, deleted = KEYS[1] .. ':' .. ARGV[1], KEYS[1] .. '~' .. ARGV[1]
-local old = redis.call('HGET', row, '_version') or redis.call('GET', deleted)
-local new = ARGV[2]
--- Compared as texts: a number of Lua has 53 bits.
-if old and (#old > #new or (#old == #new and old >= new)) then return 0 end
-if ARGV[3] ~= '' then
-  redis.call('DEL', row)
-  redis.call('SET', deleted, new, 'EX', ARGV[3])
-else
-  -- A full server refuses the first command of a script, and none after it.
-  redis.call('HSET', row, '_version', new)
-  redis.call('DEL', row, deleted)
-  redis.call('HSET', row, '_version', new, unpack(ARGV, 4))
+local at = 1
+while at <= #ARGV do
+  local row, deleted = KEYS[1] .. ':' .. ARGV[at], KEYS[1] .. '~' .. ARGV[at]
+  local new, seconds, last = ARGV[at + 1], ARGV[at + 2], at + 3 + ARGV[at + 3]
+  local old = redis.call('HGET', row, '_version') or redis.call('GET', deleted)
+  -- Compared as texts: a number of Lua has 53 bits.
+  if not old or #old < #new or (#old == #new and old < new) then
+    if seconds ~= '' then
+      redis.call('DEL', row)
+      redis.call('SET', deleted, new, 'EX', seconds)
+    else
+      if old then
+        -- A full server refuses the first write of a script, and none after it.
+        redis.call('HSET', row, '_version', new)
+        redis.call('DEL', row, deleted)
+      end
+      redis.call('HSET', row, '_version', new, unpack(ARGV, at + 4, last))
+    end
+  end
+  at = last + 1
 end
 return 1
 """
-"""Write a row or a deletion over a lower version, to a table that is there.
+"""Write rows and deletions over lower versions, to a table that is there.
 
-KEYS: the table. ARGV: place, version, seconds of a deletion, fields.
+KEYS: the table. ARGV, for each row: place, version, seconds of a deletion, number of the texts that
+follow, and these: names of fields and values.
 """
 _PUBLISH: Final = """\
 if redis.call('EXISTS', KEYS[2]) == 0 then return -1 end
@@ -101,21 +111,18 @@ class RedisStore:
 
     def write(self, table: KeptTable, rows: pa.Table, gone: pa.Table) -> None:
         """Write rows and deletions over lower versions, some hundred with each request."""
-        fields, commands = rows.column_names[2:], []
+        fields, given = rows.column_names[2:], []
         for key, version, *values in zip(*map(_texts, rows.columns), strict=True):
             shown = [p for p in zip(fields, values, strict=True) if p[1] is not None]
-            place = _place(table.merge, key, version)
-            commands.append((place, version, "", *chain.from_iterable(shown)))
+            texts = (2 * len(shown), *chain.from_iterable(shown))
+            given.append((_place(table.merge, key, version), version, "", *texts))
         for key, version in zip(*map(_texts, gone.columns), strict=True):
-            commands.append((_place(table.merge, key, version), version, _DELETED_S))
-        client, name = self._client(), self._prefix(table.name)
-        script = client.register_script(_WRITE)
-        for start in range(0, len(commands), _PIECE):
-            with client.pipeline(transaction=False) as pipe:
-                for given in commands[start : start + _PIECE]:
-                    script(keys=(name,), args=given, client=pipe)
-                if _MISSING in pipe.execute():
-                    raise ViewRowsMissing(table.view, name)
+            given.append((_place(table.merge, key, version), version, _DELETED_S, 0))
+        name, script = self._prefix(table.name), self._client().register_script(_WRITE)
+        for start in range(0, len(given), _CALL_ROWS):
+            args = [*chain.from_iterable(given[start : start + _CALL_ROWS])]
+            if script(keys=(name,), args=args) == _MISSING:
+                raise ViewRowsMissing(table.view, name)
 
     def rows(self, table: KeptTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows, some hundred a batch, each once; their keys are in memory until the end.

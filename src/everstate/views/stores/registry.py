@@ -18,6 +18,7 @@ STORES: Final[dict[str, str]] = {
     HOME: "everstate.views.stores.postgres.transaction:PostgresViewStore",
     "redis": "everstate.views.stores.redis:RedisStore",
     "opensearch": "everstate.views.stores.opensearch:OpenSearchRows",
+    "cassandra": "everstate.views.stores.cassandra:CassandraRows",
 }
 """Name → module and class: a :class:`~everstate.views.stores.store.ViewStore`, but for the home."""
 
@@ -39,7 +40,7 @@ def store_class(view: str, name: str) -> Any:
         )
     try:
         return known[name].load()
-    except (ImportError, AttributeError) as cause:
+    except Exception as cause:  # its module may raise anything
         raise InvalidView(
             view,
             f"the store {name} cannot be loaded: {cause}.",

@@ -22,8 +22,8 @@ class ViewStore(Protocol):
     deletion is written only over a lower `_version`, so that calls may be repeated, late, or in
     another order; with `append`, `_key` and `_version` together are unique. Any error of a call is
     the view's, which is retried. A call that takes longer than ``call_s_max`` seconds is given up.
-    After that, or after an error of a class named ConnectionError, TimeoutError or TransportError
-    (or a subclass), other calls to the store are made later.
+    After that, or after an error of a class named ConnectionError, TimeoutError, TransportError or
+    Unavailable (or a subclass), other calls to the store are made later.
     """
 
     merges: ClassVar[frozenset[Merge]]

@@ -19,7 +19,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everstate.errors import EverstateError, PositionMoved, StoreSilent, ViewFailed
+from everstate.errors import InvalidView, PositionMoved, StoreSilent, ViewFailed
 from everstate.errors.base import described
 from everstate.log.attempt import TookTooLong, within
 from everstate.views.batch import Batch
@@ -34,7 +34,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _KEY, _VERSION = "_key", "_version"
 _SLICE_ROWS: Final = 5_000
-_UNREACHED: Final = frozenset({"ConnectionError", "TimeoutError", "TransportError"})
+_UNREACHED: Final = frozenset({"ConnectionError", "TimeoutError", "TransportError", "Unavailable"})
 """What clients call the classes of errors in which a server did not answer at all."""
 _SLICES: Final[dict[str, int]] = {}
 """Store → how many rows a call of this process writes to it, after one took too long."""
@@ -166,7 +166,7 @@ class VersionedStore:
         """Call the store; raises its refusals, StoreSilent, and ViewFailed for all other errors."""
         try:
             return within(self.kept.call_s_max, function, *given, **named)
-        except EverstateError:
+        except (InvalidView, ViewFailed):
             raise
         except TookTooLong as cause:
             reason = f"it did not answer within {self.kept.call_s_max:g} s"

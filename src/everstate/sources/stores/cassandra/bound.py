@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from everstate.cassandra import Database
 from everstate.changes.keys import EntityKey
 from everstate.config import Config
 from everstate.log.bound import Bound, BoundTopic, check_bound
 from everstate.log.topics import TopicIdentity
 from everstate.sources.stores.cassandra.schema import IndexStatements
-from everstate.sources.stores.cassandra.session import Database
 
 _COLUMNS: Final = "entity, topic, cluster_id, topic_id, partitions"
 _READ: Final = "SELECT " + _COLUMNS + " FROM {}.published_to"

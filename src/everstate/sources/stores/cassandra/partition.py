@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_random_exponential
 
+from everstate.cassandra import UNKNOWN, Database, unless_null
 from everstate.changes import Kind
 from everstate.errors import Unavailable
 from everstate.sources.stores.cassandra.schema import CassandraStatements, IndexStatements
-from everstate.sources.stores.cassandra.session import UNKNOWN, Database, unless_null
 from everstate.sources.stores.rows import PreparedRow
 
 BUCKET_S: Final = 1

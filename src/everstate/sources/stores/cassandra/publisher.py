@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import msgspec
 from prometheus_client import Counter, Gauge
 
+from everstate.cassandra import Database
 from everstate.changes import (
     Change,
     ChangeCodec,
@@ -31,7 +32,6 @@ from everstate.log.topics import TopicNames
 from everstate.runtime.worker import Worker
 from everstate.sources.stores.cassandra.bound import BATCH, BEGUN, check_log, read_batch
 from everstate.sources.stores.cassandra.schema import CassandraStatements, IndexStatements, install
-from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.cassandra.unpublished import Announcement, Unpublished
 from everstate.sources.stores.rows import bytes_of
 

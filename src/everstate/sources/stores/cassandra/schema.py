@@ -10,12 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from everstate.sources.stores.cassandra.session import Database
-
-_KEYSPACE: Final = (
-    "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = "
-    "{{'class': 'NetworkTopologyStrategy', '{datacenter}': {replication}}}"
-)
+from everstate.cassandra import Database
 
 # Writing `fence` ensures that an announced write that has not been done is never done later.
 # `before` is stored only where it is not the `after` of the row below (a repair of drift).
@@ -73,14 +68,7 @@ TOKEN_MAX: Final = 2**63 - 1
 
 def install(database: Database, entities: tuple[str, ...]) -> None:
     """Create the missing keyspace, tables and columns; idempotent."""
-    settings = database.settings
-    database.define(
-        _KEYSPACE.format(
-            keyspace=database.keyspace,
-            datacenter=settings.datacenter.replace("'", "''"),
-            replication=settings.replication,
-        )
-    )
+    database.define_keyspace()
     for statement in (_UNPUBLISHED, _PUBLISHED, _ANSWERED, _PUBLISHED_TO):
         database.define(statement.format(keyspace=database.keyspace))
     for table, column, kind in _ADDED:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID, uuid5
 
+from everstate.cassandra import Database
 from everstate.changes import DomainEvent, EntityType, Provenance
 from everstate.changes.keys import check_key
 from everstate.config import Config
@@ -30,7 +31,6 @@ from everstate.sources.stores.cassandra.schema import (
     IndexStatements,
     install,
 )
-from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.rows import (
     ENVELOPE_BYTES,
     PreparedRow,

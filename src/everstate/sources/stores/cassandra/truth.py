@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import uuid4
 
+from everstate.cassandra import Database
 from everstate.changes import Kind, new_change_id
 from everstate.changes.drift import DRIFT_PROVENANCE, RESENT, Drifted, Heard, Stored, What
 from everstate.config import Config
@@ -20,7 +21,6 @@ from everstate.sources.stores.cassandra.schema import (
     CassandraStatements,
     IndexStatements,
 )
-from everstate.sources.stores.cassandra.session import Database
 from everstate.sources.stores.rows import PreparedRow, moment_text, provenance_text
 
 _FETCH_ROWS: Final = 1_000

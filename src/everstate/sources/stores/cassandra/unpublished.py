@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from everstate.cassandra import Database
 from everstate.sources.stores.cassandra.partition import BUCKET_S
 from everstate.sources.stores.cassandra.schema import IndexStatements
-from everstate.sources.stores.cassandra.session import Database
 
 _AHEAD_S: Final = 2
 """How far a writer's clock may be ahead without delaying the publication of its changes."""

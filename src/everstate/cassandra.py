@@ -26,7 +26,12 @@ from cassandra.cluster import (
     Session,
 )
 from cassandra.connection import ConnectionBusy, ConnectionException
-from cassandra.policies import DCAwareRoundRobinPolicy, FallthroughRetryPolicy, TokenAwarePolicy
+from cassandra.policies import (
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    FallthroughRetryPolicy,
+    TokenAwarePolicy,
+)
 from cassandra.protocol import ErrorMessage
 from cassandra.query import (
     UNSET_VALUE,
@@ -40,10 +45,15 @@ from everstate.closing import Closing
 from everstate.config import CassandraConfig, Config
 from everstate.errors import EverstateError, InvalidConfig, SourceError, Unavailable
 
+_KEYSPACE: Final = (
+    "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = "
+    "{{'class': 'NetworkTopologyStrategy', '{datacenter}': {replication}}}"
+)
 _PROTOCOL: Final = 5
 _REQUEST_S: Final = 15.0
 """Longer than the server's time-out of a conditional write, so that it rarely expires first."""
 _CONNECT_S: Final = 10.0
+_RECONNECT_S_MAX: Final = 10.0
 _AT_ONCE: Final = 64
 _SERIAL: Final = "serial"
 
@@ -58,8 +68,10 @@ class Database(Closing):
     been done, and only the caller can find out.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, is_local: bool = False) -> None:
+        """``is_local``: reads and writes use LOCAL_QUORUM, of the datacenter in the settings."""
         self.settings = config.cassandra
+        self._level = ConsistencyLevel.LOCAL_QUORUM if is_local else ConsistencyLevel.QUORUM
         self.keyspace = self.settings.keyspace
         self._lock = threading.Lock()
         self._cluster: Cluster | None = None
@@ -129,6 +141,16 @@ class Database(Closing):
         rows = self.execute("SELECT toUnixTimestamp(now()) AS now_ms FROM system.local")
         return float(rows[0].now_ms) / 1000
 
+    def define_keyspace(self) -> None:
+        """Create the keyspace of the settings if it is missing."""
+        self.define(
+            _KEYSPACE.format(
+                keyspace=self.keyspace,
+                datacenter=self.settings.datacenter.replace("'", "''"),
+                replication=self.settings.replication,
+            )
+        )
+
     def define(self, statement: str) -> None:
         """Run a statement that changes the schema."""
         with translated(self.settings):
@@ -185,8 +207,12 @@ class Database(Closing):
             auth_provider=_login(settings),
             ssl_context=_tls(settings),
             connect_timeout=_CONNECT_S,
+            # The driver's own waits become 10 minutes long while a node is away, and then end.
+            reconnection_policy=ExponentialReconnectionPolicy(
+                1.0, _RECONNECT_S_MAX, max_attempts=None
+            ),
             execution_profiles={
-                EXEC_PROFILE_DEFAULT: profile(ConsistencyLevel.QUORUM),
+                EXEC_PROFILE_DEFAULT: profile(self._level),
                 _SERIAL: profile(ConsistencyLevel.SERIAL),
             },
         )
