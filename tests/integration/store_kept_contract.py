@@ -17,7 +17,7 @@ import pytest
 from keep_cases import World, drain, orders_app
 
 from everstate.errors import NotFound
-from everstate.pipeline.keeping.elsewhere import tend
+from everstate.pipeline.keeping.elsewhere import upkeep
 from everstate.serving import Reader
 from everstate.serving.view_rows import RowsQuery, read_page
 from everstate.views.changing import ask_rebuild, ask_undo, drop, forget_left
@@ -91,9 +91,9 @@ class Mirrored:
     def versions(self) -> dict[int, tuple[str, bool]]:
         return {row.version: (row.status, row.published) for row in self.control.versions(VIEW)}
 
-    def tend(self) -> None:
+    def upkeep(self) -> None:
         """Do what the pipeline does each minute for the store."""
-        tend(self.world.config, self.served.name)
+        upkeep(self.world.config, self.served.name)
 
     def reach(self, *, is_up: bool) -> None:
         """Let the next keepers find the store, or nobody at its address."""
@@ -243,7 +243,7 @@ class StoreKeptContract:
         assert f"in the store {mirrored.served.name}" in mirrored.read_here()
         with closing(world.keeper()) as keeper:
             drain(keeper)
-            mirrored.tend()
+            mirrored.upkeep()
         assert mirrored.versions() == {1: ("kept", False), 2: ("live", True)}
         assert mirrored.shown() is None
         world.app = elsewhere
@@ -260,10 +260,10 @@ class StoreKeptContract:
             drain(keeper)
             for name in (VIEW, "loud"):
                 drop(control, name)
-            mirrored.tend()
+            mirrored.upkeep()
             assert set(mirrored.versions().values()) == {("dropped", False)}
         mirrored.reach(is_up=True)
-        mirrored.tend()
+        mirrored.upkeep()
         assert mirrored.versions() == {}
         assert mirrored.served.left(mirrored.settings) == []
 
@@ -281,7 +281,7 @@ class StoreKeptContract:
         with closing(world.keeper()) as keeper:
             drain(keeper)
             drop(control, VIEW)
-            mirrored.tend()
+            mirrored.upkeep()
         row = mirrored.row()
         assert f"the store {name} failed: " in (row.error or "")
         assert f"everstate views drop {VIEW} --forget" in (row.status_reason or "")

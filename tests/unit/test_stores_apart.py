@@ -22,7 +22,7 @@ from everstate.log.positions import Range
 from everstate.pipeline import application
 from everstate.pipeline.keeping import alone, build, elsewhere, publish
 from everstate.pipeline.keeping.build import Builder
-from everstate.pipeline.keeping.elsewhere import drop_elsewhere, show_elsewhere, tend
+from everstate.pipeline.keeping.elsewhere import drop_elsewhere, show_elsewhere, upkeep
 from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews
 from everstate.pipeline.keeping.publish import ViewPublisher
 from everstate.pipeline.keeping.task import ApplyTask
@@ -333,11 +333,11 @@ def test_readers_are_told_while_a_version_is_built_in_their_store(
     control.held = {"builds in memory": "another"}
     rows.tables = {f"{NAME}__v{n}_0{n}": {} for n in (1, 2)}
     monkeypatch.setattr(elsewhere, "opened_control", lambda _config: nullcontext(control))
-    tend(CONFIG, "memory")
+    upkeep(CONFIG, "memory")
     assert rows.names == {NAME: f"{NAME}__v1_01"}
     assert len(rows.tables) == 2
     control.held = {}
-    tend(CONFIG, "memory")
+    upkeep(CONFIG, "memory")
     assert list(rows.tables) == [f"{NAME}__v1_01"]
 
 
@@ -351,7 +351,7 @@ def test_each_store_is_tended_by_a_part_that_builds_nothing(
     monkeypatch.setattr(application, "part_of", lambda make, **_after: make)
     monkeypatch.setattr(application, "begins", found.__setitem__)
     tended = list[tuple[Any, str]]()
-    monkeypatch.setattr(application, "tend", lambda *given: tended.append(given))
+    monkeypatch.setattr(application, "upkeep", lambda *given: tended.append(given))
     spark: Any = None
     with application.pipeline_parts(spark, config, App("shop"), {}) as parts:
         builds: Any = parts["builds"]

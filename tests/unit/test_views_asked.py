@@ -98,10 +98,14 @@ def test_what_a_store_that_is_gone_has_is_named_when_it_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[tuple[str, int, str | None]] = [("redis", 3, "5f2b7c1e"), ("redis", 4, None)]
+    seen = list[str]()
 
     @contextmanager
     def control(_: object) -> Any:
-        yield SimpleNamespace(forget_left=lambda name: left if name == "by_nights" else [])
+        yield SimpleNamespace(
+            forget_left=lambda name: left if name == "by_nights" else [],
+            versions=lambda _name: [SimpleNamespace(published=True, store=store) for store in seen],
+        )
 
     monkeypatch.setattr("everstate.cli.rebuild.control_of", control)
     monkeypatch.setattr("everstate.cli.console.AppSession.connected", lambda *_, **__: (None, None))
@@ -110,6 +114,9 @@ def test_what_a_store_that_is_gone_has_is_named_when_it_is_forgotten(
     assert done.exit_code == 0
     assert "by_nights__v3_5f2b7c1e stays in the store redis" in done.output
     assert "may still find the name by_nights in redis" in " ".join(done.output.split())
+    seen.append("redis")  # a later version is there, and it is what they find
+    done = CliRunner().invoke(cli, [*verb, "by_nights"])
+    assert "may still find" not in done.output
     refused = CliRunner().invoke(cli, [*verb, "by_city"])
     assert refused.exit_code == NotFound.exit_code
     assert "no dropped version of by_city waits for its store" in refused.output

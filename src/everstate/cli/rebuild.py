@@ -86,8 +86,9 @@ def drop(
         if forget:
             left = forget_left(control, name)
             said = [f"{e['table'] or 'nothing'} stays in the store {e['store']}" for e in left]
-            stores = ", ".join(sorted({str(each["store"]) for each in left}))
-            said += [f"readers may still find the name {name} in {stores}"]
+            seen = {row.store for row in control.versions(name) if row.published}
+            if stores := sorted({str(each["store"]) for each in left} - seen):
+                said += [f"readers may still find the name {name} in {', '.join(stores)}"]
             return Result({"view": name, "left": left}, *(Aside(each) for each in said))
         gone = drop_view(control, name)
     if any(row.is_topic for row in gone):

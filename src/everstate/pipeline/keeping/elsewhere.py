@@ -1,4 +1,4 @@
-"""What a store besides PostgreSQL is told each minute, whatever is built in it meanwhile.
+"""Upkeep of a store besides PostgreSQL, each minute, whatever is built in it meanwhile.
 
 Readers there see the version that the registry names, and what nobody needs is dropped.
 """
@@ -17,8 +17,11 @@ from everstate.views.tables import HOME
 logger = logging.getLogger(__name__)
 
 
-def tend(config: Config, store: str) -> None:
-    """Tell one store what readers see, and drop there what nobody needs; raises Unavailable."""
+def upkeep(config: Config, store: str) -> None:
+    """Let readers of a store see what the registry says, and drop what nobody needs there.
+
+    Raises Unavailable when PostgreSQL does not answer.
+    """
     with opened_control(config) as control:
         show_elsewhere(control, config, store)
         drop_elsewhere(control, config, store)
@@ -41,15 +44,15 @@ def show_elsewhere(control: Control, config: Config, store: str, view: str | Non
 
 def show_one(control: Control, config: Config, view: str, store: str) -> None:
     """Let readers of a view in another store see what the registry says; raises ViewFailed."""
-    with telling(control, view, store):
+    with readers_duty(control, view, store):
         rows = (row for row in control.versions(view) if row.published and row.store == store)
         shown = next(rows, None)
-        told = versioned_store(config, view, store, "" if shown is None else shown.attempt)
+        kept = versioned_store(config, view, store, "" if shown is None else shown.attempt)
         if shown is None:
-            told.drop_reader(view)
+            kept.drop_reader(view)
             return
         try:
-            told.show(view, shown.version)
+            kept.show(view, shown.version)
         except ViewRowsMissing as missing:
             # No change may come for long that would find it missing.
             control.record(view, shown.version, waits_for=str(missing))
@@ -89,6 +92,6 @@ def building(control: Control, store: str) -> AbstractContextManager[bool]:
     return control.duty("builds" if store == HOME else f"builds in {store}")
 
 
-def telling(control: Control, view: str, store: str) -> AbstractContextManager[object]:
+def readers_duty(control: Control, view: str, store: str) -> AbstractContextManager[object]:
     """Wait until nobody else reads the registry and tells that store: an older call would win."""
     return control.duty(f"readers of {view} in {store}", waits=True)

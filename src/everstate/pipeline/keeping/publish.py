@@ -10,7 +10,7 @@ from typing import Final
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.errors import InUse, InvalidView
-from everstate.pipeline.keeping.elsewhere import show_elsewhere, telling
+from everstate.pipeline.keeping.elsewhere import readers_duty, show_elsewhere
 from everstate.pipeline.keeping.kept import MEETING_CHANGES
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
 from everstate.views.kinds import ViewPlan
@@ -119,11 +119,11 @@ class ViewPublisher:
         first; raises InTheWay when a reader holds the lock, and ViewFailed. No call to another
         store is made in the transaction: readers there see the version before it, once a trial of
         it was rolled back. :func:`show_elsewhere` makes good what one without effect leaves. In a
-        store that the view leaves, `elsewhere.tend` does so each minute.
+        store that the view leaves, `elsewhere.upkeep` does so each minute.
         """
         if row.store == HOME:
             return self._swap(seen, row, plan)
-        with telling(self._control, row.name, row.store):
+        with readers_duty(self._control, row.name, row.store):
             if not self._swap(seen, row, plan, is_trial=True):
                 return False
             store = versioned_store(self._config, row.name, row.store, row.attempt)

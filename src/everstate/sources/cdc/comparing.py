@@ -118,11 +118,7 @@ class _Comparison:
         counts, keys, logged = Counter[str](), list[DriftedKey](), self.stored
         for each in self._differences():
             logged += (each.what == What.EXTRA) - (each.what == What.MISSING)
-            # Of too many refused rows only their type is known.
-            name = "" if each.why.startswith(_UNMADE) and each.key not in held else each.key
-            what = What.PENDING if pending_why else held.get(name, What(each.what))
-            if what is What.REFUSED and not each.why.startswith(_UNMADE):
-                what = What(each.what)  # its row fits now, or is gone: a snapshot mends it
+            what = What.PENDING if pending_why else _judged(each, held)
             counts[what] += 1
             if len(keys) < self.config.drift.keys_max:
                 keys.append(replace(each, what=what.value))
@@ -149,8 +145,8 @@ class _Comparison:
     ) -> Ends:
         """Read the log's states into the copy, all or from there on; out: where they end now."""
         topics = [TopicNames(self.config.log.prefix).state(self.entity)]
-        with Topics(self.config) as existing:
-            if not existing.existing().issuperset(topics):
+        with Topics(self.config) as cluster:
+            if not cluster.existing().issuperset(topics):
                 return {}  # nothing was ever cleaned
         starts, ends = starts or offsets.beginnings(topics), offsets.stable_ends(topics)
         spans = {place: (starts[place], end) for place, end in ends.items()}
@@ -320,6 +316,16 @@ def difference(
     unequal = [name for name, value in fields.items() if logged.get(name) != value]
     other = [name for name in unequal if name not in not_compared]
     return (what, f"other values of {', '.join(other)}") if other else None
+
+
+def _judged(differs: DriftedKey, held: Mapping[str, What]) -> What:
+    """What a difference is beside the list of entities whose rows wait, or were refused. Pure."""
+    is_unmade = differs.why.startswith(_UNMADE)
+    # Of too many refused rows only their entity type is listed.
+    listed = held.get(differs.key, held.get("") if is_unmade else None)
+    if listed is What.REFUSED and not is_unmade:
+        listed = None  # its row fits now, or is gone: a snapshot repairs that
+    return listed or What(differs.what)
 
 
 def _batch(printed: PrintedRows) -> Iterator[Sequence[str | bytes | None]]:

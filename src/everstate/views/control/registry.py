@@ -24,11 +24,11 @@ KEPT: Final = "kept"
 RETIRED: Final = "retired"
 """No app declares it; readers still see it, but it is not updated."""
 DROPPED: Final = "dropped"
+"""Nobody reads it; its rows are in another store, and are deleted there when that store answers."""
 _LEFT: Final = (
     "its rows are deleted while `everstate run` runs; if their store is gone for good, "
     "`everstate views drop {} --forget` forgets them"
 )
-"""Nobody reads it; its rows are in another store, and are deleted there when that store answers."""
 
 _COLUMNS: Final = (
     "name, version, entity, kind, definition, fields, fingerprint, status, status_reason, error, "

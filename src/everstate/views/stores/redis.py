@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.types as types
@@ -31,7 +31,8 @@ from everstate.views.tables import KeptTable, Merge
 _PIECE: Final = 500
 """Keys that are read or deleted together."""
 _CALL_ROWS: Final = 200
-"""Rows that one script writes: the server does nothing else for that time, some milliseconds."""
+_CALL_CHARACTERS: Final = 4_000_000
+"""Most rows, and about the most text, that one script writes: the server does nothing else then."""
 _DELETED_S: Final = 7 * 24 * 3600
 """How long the version of a deleted row is kept: longer than a task of the pipeline may live."""
 _WAIT_S: Final = 30.0
@@ -119,9 +120,8 @@ class RedisStore:
         for key, version in zip(*map(_texts, gone.columns), strict=True):
             given.append((_place(table.merge, key, version), version, _DELETED_S, 0))
         name, script = self._prefix(table.name), self._client().register_script(_WRITE)
-        for start in range(0, len(given), _CALL_ROWS):
-            args = [*chain.from_iterable(given[start : start + _CALL_ROWS])]
-            if script(keys=(name,), args=args) == _MISSING:
+        for some in _calls(given):
+            if script(keys=(name,), args=[*chain.from_iterable(some)]) == _MISSING:
                 raise ViewRowsMissing(table.view, name)
 
     def rows(self, table: KeptTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -213,6 +213,19 @@ def _connected(server: ViewServerConfig) -> Redis:
 def _place(merge: Merge, key: str, version: str) -> str:
     """What follows the name of the table in the keys of a row and of its deletion."""
     return key if merge == "row" else f"{key}:{version}"
+
+
+def _calls(given: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
+    """The arguments of rows in parts, of which a script writes one."""
+    start = characters = 0
+    for end, row in enumerate(given):
+        size = sum(len(text) for text in row if isinstance(text, str))
+        if end - start == _CALL_ROWS or (end > start and characters + size > _CALL_CHARACTERS):
+            yield given[start:end]
+            start, characters = end, 0
+        characters += size
+    if given:
+        yield given[start:]
 
 
 def _texts(values: pa.ChunkedArray) -> list[str | None]:
