@@ -25,6 +25,7 @@ BENCHES = (
     "riders",
     "freshness",
     "stores",
+    "mirrors",
     "throttle",
     "derive",
     "rebuild",

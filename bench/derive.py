@@ -21,8 +21,6 @@ from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.topics import Topics
 from everstate.pipeline.derive.deriver import Deriver
-from everstate.postgres import connect_views
-from everstate.views.control import Control
 
 COUNT = 250_000
 
@@ -36,10 +34,9 @@ def run(session: Session) -> list[Result]:
         app = App("bench")
         app.entity(data.ENTITY, key="id", history=False)(data.Purchase)
         declared = app.derive(f"patches_{config.store_dsn[-6:]}", patch_of(data.ENTITY))
-        deriver = Deriver(config, app, declared, session.spark)
-        _open_core(config)
-        deriver.prepare()
         kept(session, config, count, lean)
+        deriver = Deriver(config, app, declared)
+        deriver.open()
         took = _drained(deriver, count)
         deriver.close()
         session.drop(config)
@@ -67,16 +64,6 @@ def run(session: Session) -> list[Result]:
             reach=Reach(value_max=25),
         ),
     ]
-
-
-def _open_core(config: Config) -> None:
-    """Positions while nothing is kept, so that the topic begins with the log."""
-    with connect_views(config.views_dsn) as connection:
-        control = Control(connection, config.views.schema_name)
-        control.install()
-        with Topics(config) as topics:
-            partitions = topics.partitions(topics.names.changes(data.ENTITY))
-        control.open_core(data.ENTITY, range(partitions))
 
 
 def _drained(deriver: Deriver, count: int) -> float:

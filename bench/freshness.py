@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -79,22 +79,31 @@ def run(session: Session) -> list[Result]:
 
 def _ours(session: Session, seconds: int) -> tuple[float, float]:
     """The pipeline as `everstate run --only pipeline` runs it, archive included."""
-    config = _prepared(session)
-    table = f"{config.views.schema_name}.{data.ENTITY}_latest__v1"
+    config = prepared(session)
     with running_pipeline(config):
-        times = _measure(config, table, session.size(BEFORE), seconds)
+        times = sender_of(session, config, seconds).percentiles(latest_table(config))
     session.drop(config)
     return times
 
 
+def sender_of(session: Session, config: Config, seconds: int) -> Sender:
+    """Sends as long as the lane is warmed, and then for some seconds."""
+    return Sender(config, session.size(BEFORE), (WARM_SECONDS + seconds) * RATE)
+
+
+def latest_table(config: Config) -> str:
+    """The table of present states, which the core writes."""
+    return f"{config.views.schema_name}.{data.ENTITY}_latest__v1"
+
+
 def _bare(session: Session, seconds: int) -> tuple[float, float]:
-    config = _prepared(session)
+    config = prepared(session)
     spawn = multiprocessing.get_context("spawn")
     stop = spawn.Event()
     process = spawn.Process(target=_keep_bare, args=(config, stop), daemon=True)
     process.start()
     try:
-        times = _measure(config, "bare_latest", session.size(BEFORE), seconds)
+        times = sender_of(session, config, seconds).percentiles("bare_latest")
     finally:
         stop.set()
         process.join(30)
@@ -109,7 +118,7 @@ def _keep_bare(config: Config, stop: Event) -> None:
     keeper.close()
 
 
-def _prepared(session: Session) -> Config:
+def prepared(session: Session) -> Config:
     """A fresh project whose log holds the changes that come before."""
     config = session.fresh()
     with Topics(config) as topics:
@@ -124,7 +133,10 @@ def _prepared(session: Session) -> Config:
 
 
 @contextmanager
-def running_pipeline(config: Config, app: str = "bench.project:lean") -> Iterator[None]:
+def running_pipeline(
+    config: Config, app: str = "bench.project:lean", more: str = ""
+) -> Iterator[None]:
+    """A pipeline of its own process; ``more`` is added to its everstate.toml."""
     folder = Path(config.archive_path).parent / f"{config.log.prefix}-project"
     folder.mkdir(parents=True)
     (folder / "everstate.toml").write_text(
@@ -134,7 +146,8 @@ def running_pipeline(config: Config, app: str = "bench.project:lean") -> Iterato
             dsn=config.store_dsn,
             archive=config.archive_path,
             app=app,
-        ),
+        )
+        + more,
         "utf-8",
     )
     everstate = [sys.executable, "-m", "everstate.cli", "--project", str(folder)]
@@ -155,36 +168,34 @@ def running_pipeline(config: Config, app: str = "bench.project:lean") -> Iterato
                 process.kill()
 
 
-def _measure(config: Config, table: str, before: int, seconds: int) -> tuple[float, float]:
-    """Milliseconds at the middle and at the 99th of a hundred."""
-    with psycopg.connect(config.store_dsn, autocommit=True) as connection:
-        _until_kept(connection, table, before)
-        sender = _Sender(config, before, (WARM_SECONDS + seconds) * RATE)
-        thread = threading.Thread(target=sender.run, daemon=True)
-        thread.start()
-        times = sender.watch(connection, table)
-        thread.join()
-    ordered = quantiles(times[WARM_SECONDS * RATE :], n=100)
-    return 1000 * ordered[49], 1000 * ordered[98]
-
-
-class _Sender:
+class Sender:
     """Sends changes at an even rate and watches for each to become visible."""
 
     def __init__(self, config: Config, first: int, count: int) -> None:
-        self._config, self._first, self._count = config, first, count
-        self._sent: list[float] = []
+        self._config, self.first, self.count = config, first, count
+        self.sent: list[float] = []
+        """When each change was due, on the clock of ``time.perf_counter``."""
+
+    def percentiles(self, table: str) -> tuple[float, float]:
+        """Milliseconds until a row shows its change: at the middle and at the 99th of a hundred."""
+        with psycopg.connect(self._config.store_dsn, autocommit=True) as connection:
+            _until_kept(connection, table, self.first)
+            thread = threading.Thread(target=self.run, daemon=True)
+            thread.start()
+            times = self.watch(connection, table)
+            thread.join()
+        return milliseconds(times[WARM_SECONDS * RATE :])
 
     def run(self) -> None:
         """Send; a change's time is when it was due, so that a late sender flatters nobody."""
         topic = changes_topic(self._config)
-        messages = [data.message(self._first + index) for index in range(self._count)]
+        messages = [data.message(self.first + index) for index in range(self.count)]
         with Producer(self._config) as producer:
             began = time.perf_counter()
             for number, (key, value, headers) in enumerate(messages):
                 due = began + number / RATE
                 time.sleep(max(0.0, due - time.perf_counter()))
-                self._sent.append(due)
+                self.sent.append(due)
                 producer.send_raw(topic, key, value, headers)
 
     def watch(self, connection: psycopg.Connection, table: str) -> list[float]:
@@ -192,14 +203,14 @@ class _Sender:
         query = f"SELECT key, version FROM {table} WHERE key = ANY(%s)".encode()
         taken = 0
         waiting: dict[str, list[tuple[int, int]]] = {}
-        times = [0.0] * self._count
+        times = [0.0] * self.count
         pause = _PAUSE_S
-        left = self._count
+        left = self.count
         deadline = time.monotonic() + PATIENCE_S
         while left:
             assert time.monotonic() < deadline, f"{left} changes never became visible"
-            while taken < len(self._sent):
-                at = data.place(self._first + taken)
+            while taken < len(self.sent):
+                at = data.place(self.first + taken)
                 waiting.setdefault(data.key_of(at.number), []).append((at.step + 1, taken))
                 taken += 1
             if waiting:
@@ -209,13 +220,19 @@ class _Sender:
                 pause = max(_PAUSE_S, _PAUSES * (now - asked))
                 for key, version in rows:
                     for wanted, number in [w for w in waiting[key] if w[0] <= version]:
-                        times[number] = now - self._sent[number]
+                        times[number] = now - self.sent[number]
                         waiting[key].remove((wanted, number))
                         left -= 1
                     if not waiting[key]:
                         del waiting[key]
             time.sleep(pause)
         return times
+
+
+def milliseconds(times: Sequence[float]) -> tuple[float, float]:
+    """The middle and the 99th of a hundred of some seconds."""
+    ordered = quantiles(times, n=100)
+    return 1000 * ordered[49], 1000 * ordered[98]
 
 
 def _until_kept(connection: psycopg.Connection, table: str, count: int) -> None:

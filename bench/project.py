@@ -35,6 +35,15 @@ elsewhere.entity(ENTITY, key="id", schema_version=1, source="capture")(Purchase)
 lean = _app(history=False)
 """Latest and the view: what the floors keep too."""
 
+mirrored = _app(history=False)
+"""The same, and a view of rows in each other store that the bench starts."""
+for _store in os.environ.get("BENCH_STORES", "").split():
+    mirrored.view(
+        f"in_{_store}",
+        sql=f"SELECT id, country, status, total FROM {ENTITY}",
+        store=_store,
+    )
+
 SHOWN = "shown"
 """A view of rows, in which the bench `throttle` looks for its live changes."""
 

@@ -11,7 +11,7 @@ from statistics import quantiles
 import psycopg
 
 from bench import data
-from bench.freshness import RATE, _Sender, running_pipeline
+from bench.freshness import RATE, Sender, running_pipeline
 from bench.project import SHOWN, throttled, unthrottled
 from bench.report import Reach, Result, result
 from bench.session import Session, changes_topic
@@ -83,7 +83,7 @@ def _live(session: Session, app: App, name: str) -> Times:
         with psycopg.connect(config.store_dsn, autocommit=True) as connection:
             _until_made(connection, table)
             count = int((WARM_S + IDLE_S + import_s) * RATE)
-            sender = _Sender(config, 0, count)
+            sender = Sender(config, 0, count)
             given = (config, imported, time.time() + WARM_S + IDLE_S)
             beside = multiprocessing.get_context("spawn").Process(target=_import, args=given)
             beside.start()
@@ -136,8 +136,8 @@ def _prove(session: Session, config: Config, app: App, *, waits: bool) -> None:
 
 def _waiting(config: Config) -> int:
     with connect_views(config.views_dsn) as connection:
-        counts = Control(connection, config.views.schema_name).deferred_counts()
-    return sum(changes for here in counts.values() for changes in here.values())
+        counts = Control(connection, config.views.schema_name).deferred()
+    return sum(changes for here in counts.values() for changes, _ in here.values())
 
 
 def _until_taken(config: Config) -> None:

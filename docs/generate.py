@@ -202,8 +202,15 @@ def _call(name: str, thing: Callable[..., Any], *, bound: bool = False) -> str:
     shown: list[str] = []
     given = list(inspect.signature(thing).parameters.values())
     for parameter in given[1:] if bound and given and given[0].name == "self" else given:
-        if parameter.kind is parameter.KEYWORD_ONLY and not any(map(_is_star, shown)):
+        is_unpacked = str(parameter.annotation).startswith("Unpack[")
+        if (is_unpacked or parameter.kind is parameter.KEYWORD_ONLY) and not any(
+            map(_is_star, shown)
+        ):
             shown.append("*")
+        if is_unpacked:
+            kind = getattr(inspect.getmodule(inspect.unwrap(thing)), parameter.annotation[7:-1])
+            shown += [f"{each}=None" for each in kind.__annotations__]
+            continue
         default = parameter.default
         text = "" if default is parameter.empty else f"={_default(default)}"
         stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}

@@ -20,6 +20,7 @@ from everstate.errors import LocalStackError
 from everstate.local import Stack
 from everstate.log.topics import Topics
 from java_settings import first_compiler_only, interpreted
+from kit.local_mariadb import mariadb_url
 from kit.settings import altered
 from processes_seen import KEPT_FOLDERS
 from running_stack import RunningStack
@@ -289,7 +290,7 @@ def connect(stack: RunningStack) -> Iterator[RunningStack]:
 def mariadb(stack: RunningStack) -> Iterator[str]:
     """MariaDB for the whole run; the URL of its administrator."""
     for running in _with_server(stack, "mariadb"):
-        yield running.servers.mariadb_url()
+        yield mariadb_url(running.servers, running.config.project.data_dir)
 
 
 def _with_server(stack: RunningStack, name: str) -> Iterator[RunningStack]:

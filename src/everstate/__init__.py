@@ -39,22 +39,4 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Lazy: importing everstate does not load the command line or Spark.
-__getattr__ = loader(
-    __name__,
-    {
-        "everstate.analysis": ("read", "read_changes"),
-        "everstate.app": ("App",),
-        "everstate.changes": ("Change", "DomainEvent", "Provenance"),
-        "everstate.changes.derived": ("joined", "notices_of", "patch_of"),
-        "everstate.changes.triggers": ("when",),
-        "everstate.config": ("Config", "load"),
-        "everstate.declarations.captures": ("Aggregate", "Outbox", "Table", "Translation"),
-        "everstate.declarations.processes": ("Effect",),
-        "everstate.errors": ("EverstateError", "Rejected", "VersionConflict"),
-        "everstate.local": ("project_config",),
-        "everstate.sources.commands": ("CommandClient",),
-        "everstate.sources.outbox": ("emit", "emit_event"),
-        "everstate.sources.stores.postgres": ("EntityStore",),
-        "everstate.views.policies": ("ignore", "throttle"),
-    },
-)
+__getattr__ = loader(__name__)

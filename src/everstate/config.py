@@ -364,25 +364,16 @@ class Config(BaseSettings):
         """Folder or URL of the lake."""
         return self.archive.path or str(self.project.data_dir / "archive")
 
-    def with_cassandra(self, host: str, port: int) -> Config:
-        """Copy with the address of a Cassandra server."""
-        found = self.cassandra.model_copy(update={"contact_points": (host,), "port": port})
-        return self.model_copy(update={"cassandra": found})
-
     @property
     def commands_path(self) -> Path:
         """Folder of the command handlers' local state."""
         path = self.commands.state_path
         return Path(path) if path else self.project.data_dir / "commands"
 
-    def with_addresses(self, *, bootstrap_servers: str | None, store_dsn: str | None) -> Config:
-        """Copy in which missing addresses are filled in (from the local stack)."""
-        log, store = self.log, self.store
-        if log.bootstrap_servers is None:
-            log = log.model_copy(update={"bootstrap_servers": bootstrap_servers})
-        if store.dsn is None:
-            store = store.model_copy(update={"dsn": store_dsn})
-        return self.model_copy(update={"log": log, "store": store})
+    def replaced(self, section: str, **settings: Any) -> Config:
+        """Copy with other values of some settings of a section; they are not checked."""
+        found = getattr(self, section).model_copy(update=settings)
+        return self.model_copy(update={section: found})
 
 
 def expanded(text: str, field: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg import pq
+from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
 from psycopg.types.string import TextLoader
@@ -174,9 +174,9 @@ def identifier(*names: str) -> str:
     return ".".join('"{}"'.format(name.replace('"', '""')) for name in names)
 
 
-def literal(text: str) -> str:
-    """A text in SQL's quotes."""
-    return "'{}'".format(text.replace("'", "''"))
+def literal(value: str | Sequence[str]) -> str:
+    """A text, or an array of texts, in SQL's quotes."""
+    return sql.Literal(value if isinstance(value, str) else list(value)).as_string()
 
 
 def read_json_by(connection: Connection, decode: Decode, as_text: Iterable[str] = ()) -> None:

@@ -40,15 +40,17 @@ def within(
 class Retries:
     """Pauses by name; a name without a failure is always due."""
 
-    def __init__(self, *, steady_s: float = inf) -> None:
+    def __init__(
+        self, *, steady_s: float = inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """``steady_s``: a name that fails again later than that begins with the first pause."""
-        self._steady_s = steady_s
+        self._steady_s, self._clock = steady_s, clock
         self._failures: dict[str, int] = {}
         self._due: dict[str, float] = {}
 
     def failed(self, name: str, pauses_s: Sequence[float]) -> float:
         """Record a failure; returns the seconds until the next try, more after each failure."""
-        now = time.monotonic()
+        now = self._clock()
         is_steady = now - self._due.get(name, now) > self._steady_s
         failures = 0 if is_steady else self._failures.get(name, 0)
         pause = pauses_s[min(failures, len(pauses_s) - 1)]
@@ -57,7 +59,7 @@ class Retries:
 
     def is_due(self, name: str) -> bool:
         """Whether a name may be tried now."""
-        return self._due.get(name, 0.0) <= time.monotonic()
+        return self._due.get(name, -inf) <= self._clock()
 
     def forget(self, name: str) -> bool:
         """Clear the failures of a name; returns whether there were any."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -31,9 +30,8 @@ derivation = app.derive("crate_patches", patch_of("crate"))
 def main() -> None:
     """Run until the end comes from outside."""
     config = Config.model_validate_json(sys.stdin.read())
-    # Only a build asks Spark, and this topic begins with the log.
-    deriver = Deriver(config, app, derivation, cast("Any", None))
-    deriver.prepare()
+    deriver = Deriver(config, app, derivation)
+    deriver.open()
     deriver.run(threading.Event())
 
 

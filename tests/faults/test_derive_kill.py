@@ -14,7 +14,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -25,13 +24,12 @@ import jsonpatch
 import psycopg
 import pytest
 from confluent_kafka import TopicPartition
-from derive_child import Crate, app, derivation
+from derive_child import Crate, app
 from pyspark.sql import SparkSession
 
 from everstate.changes import ChangeCodec, Provenance
 from everstate.config import Config
 from everstate.log.producer import Producer
-from everstate.pipeline.derive.deriver import Deriver
 from everstate.pipeline.keeping.keep import Keeper
 from kit.changes import change_of
 from kit.waiting import started, until
@@ -170,12 +168,9 @@ def kept(config: Config, spark: SparkSession) -> Iterator[threading.Event]:
 
 @pytest.mark.full
 def test_whatever_is_killed_each_accepted_change_is_in_the_topic_once(
-    config: Config, kept: threading.Event, spark: SparkSession
+    config: Config, kept: threading.Event
 ) -> None:
     print(f"FAULT_SEED={SEED}")
-    # Declared while nothing is kept yet, it begins with the log; else it would be built.
-    with closing(Deriver(config, app, derivation, spark)) as deriver:
-        deriver.prepare()
     ended = threading.Event()
     load_of_changes = threading.Thread(target=Load(config).run, args=(ended,))
     load_of_changes.start()

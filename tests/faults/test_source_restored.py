@@ -32,6 +32,7 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
 from everstate.sources.cdc.replaced import known_standing
 from everstate.sources.cdc.restarting import Restarter
+from kit.local_mariadb import mariadb_url
 
 pytestmark = LOSING
 
@@ -52,7 +53,9 @@ class Server:
     def start(self) -> str:
         """Start it; out: its address."""
         connected = self.stack.start()
-        return self.stack.mariadb_url() if self.name == "mariadb" else connected.store_dsn
+        if self.name == "mariadb":
+            return mariadb_url(self.stack, self.config.project.data_dir)
+        return connected.store_dsn
 
     def copy(self) -> None:
         """Copy its files while it is stopped."""

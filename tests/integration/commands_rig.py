@@ -50,4 +50,4 @@ def running(
 
 def owned(handler: CommandHandler) -> list[tuple[str, int]]:
     """Partitions that a handler has opened."""
-    return list(handler.work.owned)
+    return list(handler.work._partitions)

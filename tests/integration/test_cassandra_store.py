@@ -249,14 +249,6 @@ def test_a_request_looks_only_at_changes_that_came_since_it_was_first_made(
     assert len(committed(database)) == 5
 
 
-def test_a_table_of_an_earlier_release_gets_what_it_lacks(
-    store: CassandraStore, database: Database
-) -> None:
-    database.define(f"ALTER TABLE {database.keyspace}.answered DROP since")
-    store.install()
-    assert store.put(StoredOrder(order_id="o-1"), provenance=CLERK, once=once(8)).version == 1
-
-
 def test_changes_leave_no_tombstones_in_their_partition(
     store: CassandraStore, database: Database
 ) -> None:

@@ -378,7 +378,7 @@ def test_mariadb_tables_whose_rows_would_be_lost_or_have_no_name_are_found(
         peculiar = peculiarities(capturing.capture, {}, database.shapes({}))
         assert peculiar.keys == {table: ("code",)}
         assert peculiar.left_out == {table: {}}, "its binlog has generated columns"
-        assert database.condition(table, [{"code": 7}]) == "(`code` = 7)"
+        assert database.condition(table, {"code": 7}) == "(`code` = 7)"
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])

@@ -212,7 +212,7 @@ def test_an_index_is_an_identity_for_declared_key_columns(
     with capturing.database() as database:
         peculiar = peculiarities(capturing.capture, {}, database.shapes({}))
         assert peculiar.keys == {"public.t": ("id",)}
-        assert database.condition("public.t", [{"id": 7}]) == '("id" = 7::integer)'
+        assert database.condition("public.t", {"id": 7}) == '("id" = 7::integer)'
 
 
 def test_a_full_identity_captures_a_table_that_has_no_unique_column_with_a_warning(

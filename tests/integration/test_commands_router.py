@@ -50,7 +50,7 @@ class Http:
 def http(config: Config) -> Iterator[Http]:
     with CommandClient(config, bank.app) as client:
         api = FastAPI()
-        api.include_router(router(bank.app, client, caller))
+        api.include_router(router(bank.app, lambda: client, caller))
         yield Http(api)
 
 

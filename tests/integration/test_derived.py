@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import closing
 from typing import Any
 
@@ -19,17 +20,19 @@ from everstate.changes.triggers import when
 from everstate.config import Config
 from everstate.errors import LogTruncated, NotFound
 from everstate.log.consumer import Consumer
-from everstate.log.derived import DerivedReader, DerivedRecord, forget_topic
+from everstate.log.derived import DerivedNote, DerivedReader, DerivedRecord, forget_topic
 from everstate.log.positions import Ends, Offsets
-from everstate.log.record import OutRecord
+from everstate.log.record import OutRecord, Record
 from everstate.log.topics import TopicNames
+from everstate.pipeline.derive import deriver as deriver_module
 from everstate.pipeline.derive.declare import retire_topics
 from everstate.pipeline.derive.deriver import Deriver
 from everstate.pipeline.derive.verify import _judge, _stand, verify_topic
 from everstate.postgres import connect_views
 from everstate.views.changing import ask_rebuild, ask_undo, drop
 from everstate.views.control import Control
-from log_cases import lose_records
+from everstate.views.source import RecordSource
+from log_cases import forget, lose_records
 
 pytestmark = pytest.mark.settings(archive={"trigger_s": 1})
 
@@ -49,8 +52,8 @@ class Rig:
         self.gone: list[Deriver] = []
 
     def deriver(self, declared: Derivation) -> Deriver:
-        made = Deriver(self.world.config, self.world.app, declared, self.world.spark)
-        made.prepare()
+        made = Deriver(self.world.config, self.world.app, declared)
+        made.open()
         return made
 
     def close(self) -> None:
@@ -108,9 +111,14 @@ def by_key(records: list[DerivedRecord]) -> dict[str, list[DerivedRecord]]:
     return found
 
 
-def check_patches(rig: Rig, records: list[DerivedRecord]) -> None:
-    """Each accepted change is there once and in order, and its patch makes current of original."""
-    wanted, found = accepted(rig.world.log()), by_key(records)
+def check_patches(
+    rig: Rig, records: list[DerivedRecord], expired: Sequence[dict[str, Any]] = ()
+) -> None:
+    """Each accepted change is there once and in order, and its patch makes current of original.
+
+    ``expired``: messages that the log has no more.
+    """
+    wanted, found = accepted([*expired, *rig.world.log()]), by_key(records)
     assert {k: [r.version for r in v] for k, v in found.items()} == {
         key: [m["version"] for m in messages] for key, messages in wanted.items() if messages
     }
@@ -169,7 +177,9 @@ def test_a_publisher_that_is_gone_between_any_two_steps_doubles_and_loses_nothin
         if turn % 2:
             # It has read and not published.
             for reader in deriver._readers.values():
-                reader.poll(0.2)
+                if (reading := reader.read_on()) is not None:
+                    wait([reading], 0.3)
+                reader.gather()
         patches.restart("order_patches")
     patches.settle()
     check_patches(patches, patches.read("order_patches"))
@@ -238,6 +248,78 @@ def test_a_new_version_is_built_beside_the_old_one_and_readers_follow_the_barrie
     reader.close()
 
 
+def test_a_version_that_is_built_goes_on_where_it_was_when_its_process_is_killed(
+    patches: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, name = patches, "order_patches"
+    rig.send(*some(rig, 40))
+    rig.settle()
+    monkeypatch.setattr(deriver_module, "_PART_CHANGES", 3)
+    rig.send(*some(rig, 5, first=40))
+    with connect_views(rig.world.config.views_dsn) as connection:
+        control = Control(connection, rig.world.config.views.schema_name)
+        ask_rebuild(control, name)
+
+        def made() -> int:
+            rig.derivers[name].step()
+            note = rig.derivers[name]._note
+            return 0 if note is None else sum(note.versions.get(2, {}).values())
+
+        while not (before := made()):
+            pass
+        (row,) = (row for row in control.versions(name) if row.version == 2)
+        assert row.progress is not None
+        assert row.progress["doing"] == "building"
+        rig.restart(name)
+        assert before <= made() < sum(rig.world.ends().values())
+    rig.settle()
+    check_patches(rig, found := rig.read(name))
+    assert {record.topic_version for record in found} == {2}
+
+
+def test_a_build_that_begins_again_and_again_has_held_changes_whose_bytes_were_trimmed(
+    patches: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, name, fetched = patches, "order_patches", list[int]()
+    one, two, three = (rig.world.put("g", "AT", str(n)) for n in (1, 2, 3))
+    rig.send(one, three, *(rig.world.put(f"k{n}", "AT", "1") for n in range(60)), two)
+    rig.settle()
+    rig.world.archive()
+    expired, fetch = rig.world.log(), RecordSource.fetch
+
+    def noted(source: RecordSource, partition: int, offsets: Iterable[int]) -> list[Record]:
+        found = fetch(source, partition, offsets)
+        fetched.extend(record.offset for record in found)
+        return found
+
+    monkeypatch.setattr(RecordSource, "fetch", noted)
+    monkeypatch.setattr(deriver_module, "_PART_CHANGES", 3)
+    with connect_views(rig.world.config.views_dsn) as connection:
+        control = Control(connection, rig.world.config.views.schema_name)
+        assert control.trim("ordr", 1, rig.world.ends()) == 1
+        forget(rig.world.config, rig.world.topic)
+        ask_rebuild(control, name)
+
+    def place() -> tuple[int | None, dict[int, int]]:
+        note = rig.derivers[name]._note or DerivedNote()
+        return note.published, note.versions.get(2, {})
+
+    restarts = 0
+    while place()[0] != 2:
+        rig.derivers[name].step()
+        before = place()
+        while place() == before and before[0] != 2:
+            rig.derivers[name].step()
+        rig.restart(name)
+        rig.derivers[name].step()
+        restarts += 1
+    assert restarts > 3
+    assert fetched
+    rig.send(*some(rig, 5))
+    rig.settle()
+    check_patches(rig, rig.read(name), expired)
+
+
 def test_readers_go_on_behind_a_commit_whose_markers_come_later(
     patches: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,10 +382,12 @@ def test_a_topic_that_is_declared_later_has_all_changes_from_the_first_one(
         rig.send(*some(rig, 20), one, three, two)
         drain(rig.keeper)
         rig.world.archive()
+        expired = rig.world.log()
+        forget(config, rig.world.topic)
         rig.send(*some(rig, 12, first=20))
         rig.derivers["late"] = rig.deriver(rig.world.app.derive("late", patch_of("ordr")))
         rig.settle()
-        check_patches(rig, rig.read("late"))
+        check_patches(rig, rig.read("late"), expired)
 
 
 def test_notices_and_triggers(config: Config, spark: SparkSession) -> None:
@@ -437,6 +521,21 @@ def test_the_proof_of_a_topic_finds_what_is_lost_doubled_or_wrong(patches: Rig) 
     assert not wrong.holds
     assert any("2 records" in (each.kept or "") for each in wrong.differences)
     assert any("the patch is wrong" in each.key for each in wrong.differences)
+
+
+def test_a_topic_is_not_compared_with_an_archive_that_lacks_the_first_changes(
+    patches: Rig,
+) -> None:
+    rig = patches
+    rig.send(*some(rig, 20))
+    rig.settle()
+    forget(rig.world.config, rig.world.topic)
+    rig.send(*some(rig, 5, first=20))
+    rig.settle()
+    rig.world.archive()
+    report = verify_topic(rig.world.spark, rig.world.config, rig.world.app, rig.declared[0])
+    assert report.outcome == "not compared"
+    assert report.not_compared == ("ordr: its archive lacks the first changes of the log",)
 
 
 def test_the_proof_of_a_topic_finds_versions_of_a_key_in_another_order(spark: SparkSession) -> None:

@@ -26,7 +26,8 @@ from everstate.log.record import OutRecord
 from everstate.pipeline.derive.expressions import raw_records
 from everstate.pipeline.derive.raw import RawDeriver, check_slots
 from everstate.postgres import connect_views
-from everstate.views.control import Control
+from everstate.views.changing import ask_rebuild
+from everstate.views.control import Control, ViewVersion
 from kit.waiting import started
 from log_cases import lose_records
 
@@ -190,9 +191,12 @@ def test_c8_no_query_starts_on_a_log_that_lost_its_end(
 
 
 class Query:
-    """A query of Spark that has done nothing yet."""
+    """A query of Spark that does nothing; without ``progress`` it has done nothing yet."""
 
-    isActive, lastProgress = True, None
+    isActive = True
+
+    def __init__(self, progress: Any = None) -> None:
+        self.lastProgress = progress
 
     def stop(self) -> None:
         """It does nothing."""
@@ -225,6 +229,34 @@ def test_a_raw_version_that_was_published_before_a_kill_is_published_in_the_regi
     assert rows() == [(False, "building")]
     step()
     assert rows() == [(True, "live")]
+
+
+def test_a_raw_topic_that_is_rebuilt_is_published(
+    config: Config, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(config, spark, app, "parcel")
+    keeper = world.keeper()
+    world.send(*parcels(world, 5))
+    drain(keeper)
+    keeper.close()
+
+    def start(deriver: RawDeriver, row: ViewVersion) -> Query:
+        topic = deriver._topics.names.derived(row.name, row.version)
+        deriver._topics.ensure_beside(world.topic, topic)
+        return Query({"sources": [{"endOffset": {world.topic: world.ends()}}]})
+
+    monkeypatch.setattr(RawDeriver, "_start", start)
+    with (
+        closing(RawDeriver(config, app, app.derivations["parcel_patches"], spark)) as deriver,
+        connect_views(config.views_dsn) as connection,
+    ):
+        control = Control(connection, config.views.schema_name)
+        deriver.prepare()
+        deriver.step()
+        assert ask_rebuild(control, "parcel_patches").version == 2
+        deriver.step()
+        rows = [(row.published, row.status) for row in control.versions("parcel_patches")]
+    assert rows == [(False, "kept"), (True, "live")]
 
 
 @pytest.mark.full

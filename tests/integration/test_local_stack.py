@@ -20,7 +20,7 @@ import pytest
 
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
-from everstate.local import Silent, Stack, resolve, supervise, unprivileged
+from everstate.local import SILENT, Stack, resolve, supervise, unprivileged
 from everstate.local.processes import free_port, strays
 
 OWN_KAFKA = {"bootstrap_servers": "127.0.0.1:1"}
@@ -137,7 +137,7 @@ def test_a_supervised_server_is_started_again(postgres: Stack) -> None:
     watch = threading.Thread(
         target=supervise,
         args=(postgres, stop),
-        kwargs={"on_crash": told.append, "progress": Silent()},
+        kwargs={"on_crash": told.append, "progress": SILENT},
     )
     watch.start()
     try:

@@ -273,15 +273,3 @@ def test_an_older_release_emits_over_no_field_that_it_does_not_know(
     assert (
         emit(service, older, before=before, after=None, provenance=who, chain="mend").version == 5
     )
-
-
-def test_an_outbox_of_an_earlier_release_learns_the_types_when_it_is_installed_again(
-    service: psycopg.Connection[Any],
-) -> None:
-    service.execute("ALTER TABLE everstate_store.registered DROP COLUMN shape")
-    install_outbox(service, Installation(entity_types=[THING]))
-    with pytest.raises(psycopg.Error, match="count"):
-        service.execute(EMIT, ["a", state('count:"1"'), Json(PROVENANCE)])
-    shape = service.execute("SELECT shape FROM everstate_store.registered").fetchone()
-    assert shape is not None
-    assert shape[0] == json.loads(json.dumps(THING.shape))

@@ -89,18 +89,3 @@ def test_a_role_of_few_rights_runs_the_relay(config: Config, service: Service) -
     finally:
         service.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
         service.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
-
-
-def test_the_slot_of_an_earlier_relay_is_dropped_when_the_store_is_opened(
-    config: Config, service: Service
-) -> None:
-    """Earlier releases could read the WAL; a slot that nobody reads keeps WAL for ever."""
-    name = f"{config.log.prefix}_slot"
-    service.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
-    service.execute("CREATE TABLE everstate_store.relay_slot (name text, slot text)")
-    service.execute("INSERT INTO everstate_store.relay_slot VALUES ('main', %s)", [name])
-    with Relay(config, TYPES) as relay:
-        relay.step()
-    kept = "SELECT FROM pg_replication_slots WHERE slot_name = %s"
-    assert service.execute(kept, [name]).fetchall() == []
-    assert service.execute("SELECT to_regclass('everstate_store.relay_slot')").fetchone() == (None,)

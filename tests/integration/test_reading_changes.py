@@ -24,7 +24,7 @@ from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.record import OutRecord, Record
 from everstate.serving.changes import Delivery
-from everstate.serving.source import RecordSource
+from everstate.views.source import RecordSource
 from kit.view_orders import START
 from log_cases import forget
 from reading_cases import PARTITIONS, Orders, orders_app, versions_of

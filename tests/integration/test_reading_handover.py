@@ -16,8 +16,8 @@ from everstate.log.record import OutRecord
 from everstate.serving import changes as changes_module
 from everstate.serving import snapshots as snapshots_module
 from everstate.serving.changes import Changes
-from everstate.serving.in_effect import in_effect
 from everstate.serving.places import position_of
+from everstate.views.in_effect import in_effect
 from everstate.views.trailing import Exceptions
 from reading_cases import Orders
 from tiers import counted

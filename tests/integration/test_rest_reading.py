@@ -171,7 +171,7 @@ def test_pages_of_a_chosen_history_lead_to_all_of_it(
     api: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few versions a page reads: it names where the next one begins."""
-    monkeypatch.setattr("everstate.serving.chosen._PAGE", 2)
+    monkeypatch.setattr("everstate.serving.listing._PAGE", 2)
     path, asked = "/v1/guest/tom/history", {"service": "desk", "limit": 1}
     for name, begin in (("after", 0), ("before", 4)):
         found, place = list[int](), begin

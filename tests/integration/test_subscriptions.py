@@ -33,7 +33,7 @@ Event = tuple[str, str | None, Any]
 
 @pytest.fixture
 def address(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr("everstate.api.subscribing._BEAT_S", 0.2)
+    monkeypatch.setattr("everstate.api.events._BEAT_S", 0.2)
     with served(orders) as found:
         yield found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -27,7 +27,7 @@ SECRET = "a secret of some length"
 
 @pytest.fixture
 def address(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr("everstate.api.subscribing._BEAT_S", 0.2)
+    monkeypatch.setattr("everstate.api.events._BEAT_S", 0.2)
     with served(orders) as found:
         yield found
 
@@ -170,15 +170,15 @@ def test_a_connection_outlives_the_time_of_a_request_and_ends_with_its_client(
     orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time in which a request must come does not count; what a client says means nothing."""
-    monkeypatch.setattr("everstate.api.subscribing._BEAT_S", 0.2)
+    monkeypatch.setattr("everstate.api.events._BEAT_S", 0.2)
     orders.config = altered(orders.config, api={"receive_timeout_s": 0.5})
     orders.keep()
     left: list[Any] = []
     leave = hub_module.ChangeHub.leave
 
-    def noted(hub: hub_module.ChangeHub, subscription: hub_module.Subscription) -> None:
-        left.append(subscription)
-        leave(hub, subscription)
+    def noted(hub: hub_module.ChangeHub, wake: Callable[[], None]) -> None:
+        left.append(wake)
+        leave(hub, wake)
 
     monkeypatch.setattr(hub_module.ChangeHub, "leave", noted)
     with served(orders) as address:

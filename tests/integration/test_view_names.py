@@ -27,7 +27,7 @@ from everstate.errors import InvalidQuery, PublishRefused, ViewStoreError
 from everstate.pipeline.keeping.declare import retire_left, show_core
 from everstate.pipeline.requests import answers
 from everstate.serving.connection import ReadConnection
-from everstate.serving.overflows import overflows
+from everstate.serving.overview import overflows
 from everstate.views.changing import drop
 from everstate.views.control import BUILDING, LIVE, RECOMPUTE, RETIRED, Control
 from everstate.views.kinds import LatestPlan
@@ -226,7 +226,7 @@ def test_a_sum_that_its_cast_cannot_hold_is_null_and_the_other_groups_are_read(
     )
     plan = app.views["v"]
     assert isinstance(plan, LinearPlan)
-    shown = plan.outputs[0].postgres_sql
+    shown = plan.outputs[0][1]
     sums = "(1::numeric, 1), (999.994, 1), (999.995, 1), (-1e30, 1), (0, 0)"
     query = f"SELECT {shown} FROM (VALUES {sums}) AS t (a0, a1)"
     rows = [value for (value,) in control.connection.execute(query.encode())]

@@ -88,9 +88,9 @@ def check(world: World) -> None:
 
 def waiting(world: World, version: int = 1) -> int:
     with connect_views(world.config.views_dsn) as connection:
-        counts = Control(connection, world.config.views.schema_name).deferred_counts()
+        counts = Control(connection, world.config.views.schema_name).deferred()
     mine = [here for (_, of), here in counts.items() if of == version]
-    return sum(changes for here in mine for changes in here.values())
+    return sum(changes for here in mine for changes, _ in here.values())
 
 
 def some(world: World, random: Random, count: int) -> None:
@@ -256,8 +256,8 @@ def test_what_waits_goes_with_its_version(world: World) -> None:
     with connect_views(world.config.views_dsn) as connection:
         control = Control(connection, world.config.views.schema_name)
         control.close_positions("slow_rows", 1)
-        assert ("slow_rows", 1) not in control.deferred_counts()
-        assert ("slow_sums", 1) in control.deferred_counts()
+        assert ("slow_rows", 1) not in control.deferred()
+        assert ("slow_sums", 1) in control.deferred()
     keeper.close()
 
 
@@ -275,9 +275,31 @@ def test_throttled_changes_wait_while_the_core_writes(kept: PostgresKeptOrders) 
     with psycopg.connect(kept.dsn) as writing:
         query = sql.SQL("SELECT FROM {}.position FOR NO KEY UPDATE")
         writing.execute(query.format(sql.Identifier(kept.schema_name)))
-        assert kept.under_test.take_deferred(core, slow, 0, 9, waits=False) is None
-    assert kept.under_test.take_deferred(core, slow, 0, 9, waits=False) == 3
+        assert kept.under_test.take_deferred(core, slow, 9, waits=False) == 0
+    assert kept.under_test.take_deferred(core, slow, 9, waits=False) == 3
     assert kept.tables().totals == [(3, 0 + 1 + 2)]
+
+
+def test_the_oldest_part_comes_first_and_a_partition_that_is_written_is_passed_over(
+    kept: PostgresKeptOrders,
+) -> None:
+    slow = replace(TOTALS, has_rules=True)
+    kept.reset(2)
+    core, older = kept.core([HISTORY, slow]), throttled_changes(slow, 0, 2)
+    assert kept.apply(1, 0, 2, older, core=core).failures == ()
+    newer = throttled_changes(slow, 2, 5)
+    column = newer.schema.get_field_index("offset")
+    newer = newer.set_column(column, "offset", pa.array(range(3), pa.int64()))
+    assert kept.apply(0, 0, 3, newer, core=core).failures == ()
+    with psycopg.connect(kept.dsn) as writing:
+        query = sql.SQL("SELECT FROM {}.position WHERE partition = 1 FOR NO KEY UPDATE")
+        writing.execute(query.format(sql.Identifier(kept.schema_name)))
+        assert kept.under_test.take_deferred(core, slow, 1, waits=False) == 1
+    assert kept.under_test.take_deferred(core, slow, 9) == 2, "those of partition 1 are older"
+    with psycopg.connect(kept.dsn) as changing:
+        query = sql.SQL("UPDATE {}.position SET fingerprint = 'other' WHERE view = {}")
+        changing.execute(query.format(sql.Identifier(kept.schema_name), slow.view))
+    assert kept.under_test.take_deferred(core, slow, 9) == 0, "the position is of another plan"
 
 
 def test_a_stored_part_is_applied_in_pieces(kept: PostgresKeptOrders) -> None:
@@ -289,11 +311,11 @@ def test_a_stored_part_is_applied_in_pieces(kept: PostgresKeptOrders) -> None:
         with connect_views(kept.dsn) as connection, connection.transaction():
             control = Control(connection, kept.schema_name)
             found = list(deferred_offsets(control, slow.view, slow.version))
-            first = control.deferred_first(slow.view, slow.version)
+            first = control.deferred(slow.view).get((slow.view, slow.version), {})
         assert [o for *_, offsets in found for o in offsets] == waiting
-        assert first == ({(1, 0): waiting[0]} if waiting else {})
+        assert first == ({(1, 0): (len(waiting), waiting[0])} if waiting else {})
         assert kept.tables().totals == [(taken, sum(range(taken)) if taken else None)]
-        kept.under_test.take_deferred(core, slow, 0, 1 if taken == 0 else 2)
+        kept.under_test.take_deferred(core, slow, 1 if taken == 0 else 2)
 
 
 def test_a_view_beside_which_no_more_may_wait_is_behind_alone(
@@ -307,9 +329,9 @@ def test_a_view_beside_which_no_more_may_wait_is_behind_alone(
     (failure,) = kept.apply(0, 3, 6, changes(3, 6), core=core).failures
     assert "3 throttled changes are waiting already" in failure.reason
     assert (kept.vector(), kept.vector(slow), kept.vector(HISTORY)) == ({0: 6}, {0: 3}, {0: 6})
-    assert kept.under_test.take_deferred(core, slow, 0, 9) == 3
+    assert kept.under_test.take_deferred(core, slow, 9) == 3
     assert kept.tables().totals == [(3, 0 + 1 + 2)]
     kept.trail(slow, 0, 3, 6, changes(3, 6), meets=True)
-    assert kept.under_test.take_deferred(core, slow, 0, 9) == 3
-    assert kept.under_test.take_deferred(core, slow, 0, 9) == 0
+    assert kept.under_test.take_deferred(core, slow, 9) == 3
+    assert kept.under_test.take_deferred(core, slow, 9) == 0
     assert kept.tables().totals == [(6, 15)]

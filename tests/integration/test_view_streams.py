@@ -26,7 +26,7 @@ pytestmark = pytest.mark.settings(api={"port": 0, "page_max": 100})
 
 @pytest.fixture
 def address(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr("everstate.api.view_following._BEAT_S", 0.2)
+    monkeypatch.setattr("everstate.api.events._BEAT_S", 0.2)
     with served(orders) as found:
         yield found
 

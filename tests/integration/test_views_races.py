@@ -15,9 +15,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from everstate.errors import PositionMoved, Unavailable
+from everstate.postgres import identifier
 from everstate.views.batch import Batch
 from everstate.views.control import Control
 from everstate.views.control.verdicts import CoreTables
@@ -257,15 +257,15 @@ def share_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stage all but the gate in plain tables of the views' schema."""
     own, prepare = writes.stage_of, writes.prepare_stage
 
-    def shared(name: str) -> sql.Identifier:
-        return own(name) if name == GATE_STAGE else sql.Identifier("kept", name)
+    def shared(name: str) -> str:
+        return own(name) if name == GATE_STAGE else identifier("kept", name)
 
-    def prepare_shared(session: StoreSession, name: str, row: sql.Composed) -> None:
+    def prepare_shared(session: StoreSession, name: str, row: str) -> None:
         if name == GATE_STAGE:
             prepare(session, name, row)
             return
-        create = sql.SQL("CREATE TABLE IF NOT EXISTS {} AS {} WITH NO DATA")
-        session.connection.execute(create.format(shared(name), row))
+        create = f"CREATE TABLE IF NOT EXISTS {shared(name)} AS {row} WITH NO DATA"
+        session.connection.execute(create.encode())
 
     monkeypatch.setattr(writes, "stage_of", shared)
     monkeypatch.setattr(writes, "prepare_stage", prepare_shared)

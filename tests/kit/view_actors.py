@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from everstate.changes.tokens import Spot
-from everstate.serving.in_effect import in_effect
 from everstate.views.control import KEPT, LIVE, ViewVersion
+from everstate.views.in_effect import in_effect
 from everstate.views.kinds import ViewPlan
 from everstate.views.publishing import stands_with_core
 from everstate.views.tables import Core, KeptTable, Vector, planned_column

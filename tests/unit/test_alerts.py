@@ -22,7 +22,7 @@ from prometheus_client import REGISTRY
 from pydantic import create_model
 
 from everstate.app import App
-from everstate.attention.alerting import WATCH, WEBHOOK, Alerting
+from everstate.attention.alerting import WATCH, WEBHOOK, Alerting, deliver
 from everstate.attention.alerts import Alert, Alerts
 from everstate.attention.conditions import (
     Concern,
@@ -34,7 +34,6 @@ from everstate.attention.conditions import (
     of_views,
 )
 from everstate.attention.looking import SeenProject
-from everstate.attention.webhook import deliver
 from everstate.changes import EntityType
 from everstate.changes.drift import Heard
 from everstate.cli.results import show_pieces
@@ -102,7 +101,7 @@ def test_a_restart_repeats_nothing() -> None:
     before = alerts(hold_s=0)
     before.step([LATE], (), 0)
     after = alerts(hold_s=0)
-    after.restore(before.as_json())
+    after.restore(before.tracked.values())
     assert after.step([LATE], (), 15) == []
     assert told(after.step([], (), 30)) == [("resolved", LATE.key)]
 

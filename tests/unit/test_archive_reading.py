@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,8 @@ from everstate.config import Config, load
 from everstate.errors import ArchiveError
 from everstate.log.record import Record
 from everstate.pipeline.keeping.spans import ArchivedOffsets
-from everstate.serving.source import records_of
+from everstate.views import source as source_module
+from everstate.views.source import RecordSource, records_of
 from hand_archive import HandArchive
 
 KEYS = 40
@@ -106,6 +108,31 @@ def test_records_come_whole_once_and_in_order(
     ]
     for each in spans:
         assert read(config, each) == wanted(served, each)
+
+
+def test_no_more_records_are_read_than_are_wanted(
+    config: Config, served: dict[int, list[Record]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = {("t", partition): 400 for partition in range(PARTITIONS)}
+    for name, found in (("Topics", {}), ("Offsets", {"beginnings": log, "stable_ends": log})):
+        made = MagicMock()
+        for asked, answer in found.items():
+            getattr(made.return_value.__enter__.return_value, asked).return_value = answer
+        monkeypatch.setattr(source_module, name, made)
+    monkeypatch.setattr(source_module, "log_mark", MagicMock())
+    monkeypatch.setattr(RecordSource, "_follow", lambda *_: [])
+    source = RecordSource(config, "order")
+    monkeypatch.setattr(source, "topic", "t")
+    source.begin(dict.fromkeys(range(PARTITIONS), 0), {})
+    read: dict[int, list[Record]] = {partition: [] for partition in range(PARTITIONS)}
+    ends = dict.fromkeys(range(PARTITIONS), 0)
+    while ends != dict.fromkeys(range(PARTITIONS), 400):
+        for run in source.poll(0.0, ends, 7):
+            assert len(run.records) <= 7
+            assert run.start == ends[run.partition]
+            ends[run.partition] = run.end
+            read[run.partition] += run.records
+    assert read == served
 
 
 @pytest.mark.parametrize("direct_rows", [1, 50_000])

@@ -53,8 +53,20 @@ def row(version: int, partition: int, start: int, end: int) -> LedgerRow:
     )
 
 
-def test_a_note_survives_the_commit() -> None:
-    assert CommitNote.from_json(NOTE.to_json()) == NOTE
+def test_a_note_survives_the_commit_in_the_form_that_archives_have() -> None:
+    written = (
+        '{"everstate":{"entity":"order","epoch":2,"writer":"w","ranges":['
+        '{"generation":1,"partition":0,"start":10,"end":20},'
+        '{"generation":1,"partition":1,"start":0,"end":5}],'
+        '"positions":{"1":{"0":20,"1":5}},"topics":{"1":["cluster","topic"]}}}'
+    )
+    assert NOTE.to_json() == written
+    assert CommitNote.from_json(written) == NOTE
+
+
+def test_a_note_that_lacks_a_part_is_never_passed_over() -> None:
+    with pytest.raises(ValueError, match="entity"):
+        CommitNote.from_json('{"everstate":{"ranges":[]}}')
 
 
 @pytest.mark.parametrize("text", [None, "", "x", "[]", "{}", '{"everstate":1}', '{"other":{}}'])
@@ -67,7 +79,7 @@ def test_c26_a_commit_gives_a_ledger_row_for_each_range_with_its_rows() -> None:
         AddedFile("a", 100, 8, 1, partition=0, offset_min=11, offset_max=19),
         AddedFile("b", 100, 5, 0, partition=1, offset_min=0, offset_max=4),
     )
-    commit = Commit(7, NOW, "WRITE", NOTE.to_json(), files, 0)
+    commit = Commit(7, NOW, "WRITE", NOTE.to_json(), files)
     first, second = ledger_rows(commit)
     assert (first.rows, first.unreadable, first.file) == (8, 1, "a")
     assert (second.rows, second.file, second.cluster_id) == (5, "b", "cluster")

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from callers import caller_entry
-from everstate.api.subscribing import EventBatches, StreamEvent, while_valid
+from everstate.api.events import EventBatches, StreamEvent, while_valid
 from everstate.api_config import ApiConfig, ClaimsConfig, Right
 from everstate.cli import cli
 from everstate.config import load

@@ -114,9 +114,7 @@ def step(table: str | None, status: str | None, reason: str | None = None) -> No
         (),
         table,
         None,
-        None,
         status,
-        0,
         0,
         reason,
     )

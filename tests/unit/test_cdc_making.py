@@ -160,7 +160,6 @@ class Rig:
         monkeypatch.setattr(capturing, "password_reference", lambda *_, **__: "x")
         for module in capturing, fingerprint:
             monkeypatch.setattr(module, "write_source", self.told)
-        monkeypatch.setattr(capturing, "tell_begun", lambda *_: None)
         monkeypatch.setattr(connector, "newest_lsn", lambda *_: 0)
         for module in (capturing, replaced):
             monkeypatch.setattr(module, "known_standing", lambda *_: self.known)

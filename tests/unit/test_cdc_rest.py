@@ -46,9 +46,9 @@ def answering(*answers: tuple[int, object]) -> Iterator[tuple[Connect, list[str]
 def test_a_request_during_a_rebalance_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda _seconds: None)
     rebalance = (409, {"message": "Cannot complete request because of a rebalance"})
-    with answering(rebalance, rebalance, (200, ["orders"])) as (connect, asked):
-        assert connect.names() == ["orders"]
-    assert asked == ["/connectors"] * 3
+    with answering(rebalance, rebalance, (200, {"name": "orders"})) as (connect, asked):
+        assert connect.config("orders") == {"name": "orders"}
+    assert asked == ["/connectors/orders/config"] * 3
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_any_other_refusal_is_told_at_once(
         answering((status, {"message": message})) as (connect, asked),
         pytest.raises(error, match=said),
     ):
-        connect.names()
+        connect.config("orders")
     assert len(asked) == 1
 
 
@@ -75,4 +75,4 @@ def test_a_connect_that_is_away_is_unavailable() -> None:
     with answering() as (connect, _):
         pass
     with pytest.raises(Unavailable, match="does not answer"):
-        connect.names()
+        connect.config("orders")

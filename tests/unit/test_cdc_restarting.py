@@ -25,7 +25,6 @@ from everstate.sources.cdc.rest import NoSuchConnector
 from everstate.sources.cdc.restarting import (
     AGAIN_S_MAX,
     LOOK_S,
-    LOOK_SNAPSHOT_S,
     STEADY_S,
     Restarter,
     restarters_of,
@@ -172,7 +171,7 @@ def test_a_snapshot_that_halted_is_restarted_and_a_silent_one_is_nudged(
     monkeypatch.setattr(SnapshotWatch, "look", lambda _self, _position: found.pop(0))
     found += ["goes on", "silent", "halted"]
     while found:
-        assert not rig.look(LOOK_SNAPSHOT_S)
+        assert not rig.look()
     assert (rig.connector.nudges, rig.connector.reads_anew) == (1, 1)
 
 
@@ -185,7 +184,7 @@ def test_a_connector_that_is_removed_while_it_is_looked_at_is_no_failure(
         raise NoSuchConnector
 
     monkeypatch.setattr(Connector, "running_position", removed)
-    assert not rig.look(LOOK_SNAPSHOT_S)
+    assert not rig.look()
 
 
 def test_a_table_that_a_snapshot_cannot_read_is_told_with_the_reason(

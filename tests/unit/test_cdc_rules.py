@@ -208,7 +208,7 @@ def test_columns_whose_values_would_be_changed_are_refused_where_a_field_has_the
         bits: str
 
     order = {"order": EntityType("order", Order, "id")}
-    inexact = inexact_in_postgres(run, ["public.orders"])
+    inexact = list(inexact_in_postgres(run, ["public.orders"]))
     found = inexact_findings(declared(), order, inexact)
     assert [(each.name, each.outcome) for each in found] == [
         ("values of public.orders.at", "fail"),
@@ -515,7 +515,7 @@ def test_delay_is_the_age_of_what_is_stored_as_done() -> None:
 
 
 def told(kind: str, state: str, *tables: str) -> Notification:
-    return Notification("1", kind, state, tables, None, None, None, None, 0, 0)
+    return Notification("1", kind, state, tables, None, None, None, 0)
 
 
 def test_a_first_snapshot_that_was_begun_twice_is_told_until_all_rows_are_read_again() -> None:
@@ -531,14 +531,15 @@ def test_a_first_snapshot_that_was_begun_twice_is_told_until_all_rows_are_read_a
     assert not first_of([*twice, *every], 2).interrupted
     assert not first_of([*twice, *one], 1).interrupted, "the capture has one table"
     assert first_of([], 2).state is None
-    anew = first_of([*begun, told(INITIAL, "BEGUN"), *done], 2)
-    assert (anew.state, anew.interrupted) == ("COMPLETED", False), "it has a slot of its own"
-    assert first_of([*done, told(INITIAL, "BEGUN")], 2).state is None
-    assert first_of([told(INITIAL, "BEGUN"), *twice], 2).interrupted
+    for before in done, twice:
+        anew = first_of([*before, *done], 2)
+        assert (anew.state, anew.interrupted) == ("COMPLETED", False), "it has a slot of its own"
+        assert first_of([*before, *twice], 2).interrupted
+    assert not first_of([*done, told(INITIAL, "BEGUN"), *done], 2).interrupted, "as before"
 
 
 def scan(table: str, rows: int, status: str = "SUCCEEDED") -> Notification:
-    return Notification("1", INITIAL, "TABLE_SCAN_COMPLETED", (), table, rows, None, status, 0, 0)
+    return Notification("1", INITIAL, "TABLE_SCAN_COMPLETED", (), table, rows, status, 0)
 
 
 def test_a_first_snapshot_is_empty_when_every_table_was_read_and_had_no_row() -> None:

@@ -22,7 +22,7 @@ from everstate.declarations.captures import Capture, CaptureForm, Table
 from everstate.sources.cdc.balance import NumberedBatch
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING, OWN_SETTING, placeholder_of
 from everstate.sources.cdc.reading import RawReader
-from everstate.sources.cdc.rows import RawMessage, SourceRow, Unreadable, is_after, is_same
+from everstate.sources.cdc.rows import RawMessage, SourceRow, Unreadable, is_after
 from everstate.sources.cdc.shapes import READERS, debezium
 from everstate.sources.cdc.shapes.places import lacks_position, position_of, stream_place
 
@@ -442,8 +442,6 @@ def test_places_in_the_logs_of_the_connectors_are_ordered_as_their_databases_wro
     old, new = position_of(connector, earlier), position_of(connector, later)
     assert is_after(new, old) is True
     assert is_after(old, new) is False
-    assert is_same(old, old)
-    assert not is_same(old, new)
 
 
 def test_places_of_different_servers_without_shared_numbers_cannot_be_compared() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from everstate.errors import RowsUnplaced, SourceReplaced, TableReplaced
 from everstate.sources.cdc import stream
 from everstate.sources.cdc.columns import ENDED, NOTE, SOURCE, UNKNOWN, WHOLE, Rows, as_batch
-from everstate.sources.cdc.reading import Fingerprint, SourceIdentity, TransactionProvenance
+from everstate.sources.cdc.reading import Fingerprint, SourceIdentity
+from everstate.sources.cdc.rows import TransactionProvenance
 from everstate.sources.cdc.stream import SEEN, Stream, StreamStanding
 from tiers import counted
 

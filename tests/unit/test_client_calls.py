@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from everstate.changes import Provenance
 from everstate.client import AsyncClient, Client, Event, RequestFailed
-from everstate.client.events import Parser
-from everstate.client.requests import place
-from everstate.client.views import row_request
+from everstate.client.requests import place, view_place
 from everstate.errors import InvalidRequest
 from everstate.http import callers
 
@@ -48,6 +47,16 @@ def test_a_redirect_is_no_success(call: Callable[[Client], object]) -> None:
     with pytest.raises(RequestFailed, match=r"a redirect to https://shop\.test/") as refusal:
         call(calling(moved))
     assert refusal.value.status == 308
+
+
+def test_a_setting_that_there_is_not_is_no_setting() -> None:
+    client: Any = calling(lambda _: httpx.Response(200))
+    with pytest.raises(TypeError, match="onec"):
+        client.put("guest", "k", {"id": "k"}, onec="1")
+    with pytest.raises(TypeError, match="srevice"):
+        next(client.written("guest", srevice="desk"))
+    with pytest.raises(TypeError, match="order"):
+        next(client.history("guest", "k", order="newest"))
 
 
 def test_a_redirect_is_no_success_for_asyncio() -> None:
@@ -139,8 +148,8 @@ def test_a_path_of_something_else_is_not_asked_for(part: str) -> None:
 @pytest.mark.parametrize("part", [".", ".."])
 def test_a_row_of_a_view_whose_key_no_url_can_have_is_not_asked_for(part: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot be part of a URL"):
-        row_request("by_city", ["AT", part], None)
-    assert row_request("by_city", ["", "x"], None).path == "/views/v1/by_city/rows//x"
+        view_place("by_city", "rows", "AT", part)
+    assert view_place("by_city", "rows", "", "x") == "/views/v1/by_city/rows//x"
 
 
 SAID = "one\u2028two\u2029three\u0085four"
@@ -154,25 +163,66 @@ STREAM = (
 EVENTS = [Event("change", SAID, "1"), Event("change", SAID, "2"), Event("change", [1, 2], "3")]
 
 
-def taken(chunks: Iterator[bytes]) -> tuple[list[Event], str | None]:
-    parser = Parser()
-    return [event for chunk in chunks for event in parser.take(chunk)], parser.token
+SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
+
+
+class Chunks(httpx.SyncByteStream):
+    """The bytes of a stream, in pieces."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._chunks)
+
+
+def taken(chunks: Iterable[bytes]) -> tuple[list[Event], str | None]:
+    """The events of a stream, and the token with which the client continues at its end."""
+    asked: list[str | None] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("Last-Event-ID"))
+        if len(asked) > 1:
+            return httpx.Response(404)
+        return httpx.Response(200, headers=SSE, stream=Chunks(chunks))
+
+    events: list[Event] = []
+    with pytest.raises(RequestFailed):
+        events.extend(calling(handler).subscribe("guest"))
+    return events, asked[-1]
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everstate.client.asynchronous.RETRY_S", 0.0)
 
 
 def test_a_stream_is_split_only_where_lines_end_whatever_its_chunks_are() -> None:
     for cut in range(len(STREAM) + 1):
-        assert taken(iter([STREAM[:cut], b"", STREAM[cut:]])) == (EVENTS, "4"), cut
+        assert taken([STREAM[:cut], b"", STREAM[cut:]]) == (EVENTS, "4"), cut
     for size in (1, 2, 3):
         chunks = (STREAM[at : at + size] for at in range(0, len(STREAM), size))
         assert taken(chunks) == (EVENTS, "4")
 
 
-def test_an_event_is_complete_as_soon_as_its_last_end_of_line_comes() -> None:
-    for end in ("\n", "\r\n", "\r"):
-        parser = Parser()
-        assert list(parser.take(f"id: 1{end}data: 1{end}{end}".encode())) == [
-            Event("message", 1, "1")
-        ]
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_event_is_complete_as_soon_as_its_last_end_of_line_comes(end: str) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield f"id: 1{end}data: 1{end}{end}".encode()
+        raise AssertionError("the event was complete")
+
+    events = calling(lambda _: httpx.Response(200, headers=SSE, stream=Chunks(chunks()))).subscribe(
+        "guest"
+    )
+    assert next(events) == Event("message", 1, "1")
+
+
+def test_what_is_no_stream_of_events_is_no_answer_of_everstate() -> None:
+    """A page of a proxy was taken for a stream without events, and asked for again for ever."""
+    page = httpx.Response(200, headers={"Content-Type": "text/html"}, text="<p>Log in</p>")
+    with pytest.raises(RequestFailed, match="no Server-Sent Events") as refusal:
+        next(calling(lambda _: page).subscribe("guest"))
+    assert (refusal.value.status, refusal.value.kind) == (200, "UnexpectedAnswer")
 
 
 def test_a_long_line_in_many_chunks_is_read_in_time() -> None:
@@ -181,11 +231,8 @@ def test_a_long_line_in_many_chunks_is_read_in_time() -> None:
     assert len(event.data) == 30_000_000
 
 
-def test_a_subscription_continues_after_the_last_event_that_was_complete(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_subscription_continues_after_the_last_event_that_was_complete() -> None:
     """The id of an event that was cut off before its end was taken as that of the last event."""
-    monkeypatch.setattr("everstate.client.asynchronous.RETRY_S", 0.0)
     asked: list[str | None] = []
 
     class Cut(httpx.SyncByteStream):
@@ -197,8 +244,8 @@ def test_a_subscription_continues_after_the_last_event_that_was_complete(
     def handler(request: httpx.Request) -> httpx.Response:
         asked.append(request.headers.get("Last-Event-ID"))
         if len(asked) == 1:
-            return httpx.Response(200, stream=Cut())
-        return httpx.Response(200, content=b"event: change\ndata: 2\nid: 2\n\n")
+            return httpx.Response(200, headers=SSE, stream=Cut())
+        return httpx.Response(200, headers=SSE, content=b"event: change\ndata: 2\nid: 2\n\n")
 
     events = list(itertools.islice(calling(handler).subscribe("guest"), 2))
     assert events == [Event("change", SAID, "1"), Event("change", 2, "2")]
@@ -215,7 +262,8 @@ def test_a_subscription_that_is_left_closes_its_connection() -> None:
         def close(self) -> None:
             closed.append(True)
 
-    with calling(lambda _: httpx.Response(200, stream=Endless())) as client:
+    answer = httpx.Response(200, headers=SSE, stream=Endless())
+    with calling(lambda _: answer) as client:
         events = client.subscribe("guest")
         assert next(events).data == 1
         assert closed == []

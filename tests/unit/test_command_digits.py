@@ -6,7 +6,7 @@ import asyncio
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import httpx
@@ -18,6 +18,7 @@ import command_cases as bank
 from everstate.cli.commands import answer_record, parked_record
 from everstate.cli.console import print_json
 from everstate.sources.commands.answer import Answer, answer_of
+from everstate.sources.commands.client import CommandClient
 from everstate.sources.commands.parked import Parked
 from everstate.sources.commands.router import router
 from everstate.sources.commands.wire import (
@@ -87,7 +88,8 @@ def test_an_answer_over_http_has_all_digits(outcome: Outcome) -> None:
             return read_answer(outcome)
 
     api = FastAPI()
-    api.include_router(router(bank.app, Sender(), lambda _request: bank.TELLER))
+    client = cast(CommandClient, Sender())
+    api.include_router(router(bank.app, lambda: client, lambda _request: bank.TELLER))
 
     async def once() -> httpx.Response:
         transport = httpx.ASGITransport(app=api)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ def compared(
         pa.array([f'"{key}"' for key, _ in kept], pa.string()),
         pa.array([str(n) for _, n in kept], pa.string()),
     ]
-    monkeypatch.setattr(compare, "_read_kept", lambda *_: iter([texts]))
+    monkeypatch.setattr(compare.KeptRows, "read", lambda *_: iter([texts]))
     batches = [
         pa.RecordBatch.from_pylist(
             [{"key": key, "n": n, "__bucket": 0} for key, n in rows], schema=SCHEMA
@@ -43,7 +44,7 @@ def compared(
         for rows in expected
     ]
     (outcomes,) = compare._compare_task(batches, KEPT, 1, 1)
-    outcome: dict[str, Any] = outcomes.to_pylist()[0]
+    outcome: dict[str, Any] = json.loads(outcomes["outcome"][0].as_py())
     return outcome
 
 
@@ -54,7 +55,7 @@ def test_a_key_that_the_definition_gives_twice_is_a_difference(
     outcome = compared(monkeypatch, expected, [("a", 2)])
     assert outcome["expected_rows"] == 2
     assert outcome["different_rows"] >= 1
-    assert "a" in outcome["differences"]
+    assert any("a" in key for key, *_ in outcome["differences"])
     assert outcome["expected_hash"] != outcome["kept_hash"]
 
 

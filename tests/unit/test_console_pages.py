@@ -27,14 +27,13 @@ from everstate.attention.looking import Looking, SeenProject
 from everstate.changes.json_numbers import JsonNumber
 from everstate.config import Config, StoreConfig
 from everstate.console.access import path_within
-from everstate.console.away import naming_server
 from everstate.console.dead import content_of, letters
 from everstate.console.entities import FIELDS_MAX, EntityPage, explained, state_fields
 from everstate.console.fresh import FreshValue
 from everstate.console.overview import looking
 from everstate.console.pages import Pages, entity_url, view_url
 from everstate.console.routes import described_routes, schemas_of
-from everstate.console.sources import ShownCapture
+from everstate.console.servers import ShownCapture, naming_server
 from everstate.console.views import ShownView, ViewsPage, shown_to
 from everstate.declarations.captures import Table
 from everstate.errors import InvalidQuery, NotFound, Unavailable
@@ -221,7 +220,7 @@ def test_the_newest_dead_letters_are_shown_wherever_they_are_in_their_topic(
     hour = timedelta(hours=1)
     times = [START + hour * number for number in (*range(60, 100), *range(60))]
     found = [DeadLetter("guest", 0, n, at, "r", "t", 0, n, None, b"") for n, at in enumerate(times)]
-    monkeypatch.setattr("everstate.console.dead.is_reachable", lambda _: True)
+    monkeypatch.setattr("everstate.console.servers.is_reachable", lambda _: True)
     monkeypatch.setattr("everstate.console.dead.read_dead_letters", lambda *_: iter(found))
     _, _, newest = letters(Config(), {"entity": "guest", "reason": "r"})
     assert [each.at for each in newest] == [START + hour * number for number in range(99, 49, -1)]
@@ -311,7 +310,7 @@ def test_the_page_of_a_view_waits_a_moment_for_the_log_and_says_what_it_does_not
 def test_a_log_that_does_not_answer_is_named(
     monkeypatch: pytest.MonkeyPatch, is_up: bool, told: str
 ) -> None:
-    monkeypatch.setattr("everstate.console.away.is_reachable", lambda _: is_up)
+    monkeypatch.setattr("everstate.console.servers.is_reachable", lambda _: is_up)
     error = Unavailable("reading t: Kafka does not answer.")
     assert naming_server(Config(), error).public == (told or Unavailable.fallback_message)
     views = unavailable("postgresql://u:pw@h/d", psycopg.OperationalError("refused"))
@@ -361,9 +360,7 @@ def test_a_value_is_asked_once_for_many_and_a_slow_answer_is_not_waited_for() ->
     assert len(asked) == 1
 
 
-def test_an_error_of_a_question_is_told_for_a_moment_and_then_the_next_one_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_of_a_question_is_told_for_a_moment_and_then_the_next_one_is_asked() -> None:
     answers: list[Any] = [ValueError("down"), 7]
 
     async def next_answer() -> int:
@@ -377,18 +374,14 @@ def test_an_error_of_a_question_is_told_for_a_moment_and_then_the_next_one_is_as
         for _ in range(2):
             with pytest.raises(ValueError, match="down"):
                 await value.look(1)
-        monkeypatch.setattr("everstate.console.fresh.FRESH_S", 0.0)
+        value._fresh_s = 0.0
         assert await value.look(1) == 7
 
     asyncio.run(look())
 
 
 @pytest.mark.parametrize("fresh_s", [0.0, 2.0])
-def test_an_error_that_came_while_nobody_waited_is_told_to_who_looks_next(
-    monkeypatch: pytest.MonkeyPatch, fresh_s: float
-) -> None:
-    monkeypatch.setattr("everstate.console.fresh.FRESH_S", fresh_s)
-
+def test_an_error_that_came_while_nobody_waited_is_told_to_who_looks_next(fresh_s: float) -> None:
     async def look() -> None:
         answer_now, answered = asyncio.Event(), asyncio.Event()
 
@@ -399,7 +392,7 @@ def test_an_error_that_came_while_nobody_waited_is_told_to_who_looks_next(
             answered.set()
             raise ValueError("down")
 
-        value = FreshValue(down)
+        value = FreshValue(down, fresh_s)
         assert await value.look(0) is None
         answer_now.set()
         await answered.wait()

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from rich.console import Console, RenderableType
 
-from everstate.demo import picture, show
+from everstate.demo import show
 from everstate.demo.play import BLIZZARD, NEW_YORK
 from everstate.demo.watch import Course, Display, PeakMemory, Sample, Troubles
 from everstate.parts import Journal, Part, states_folder
@@ -171,7 +171,7 @@ def test_a_picture_has_the_recorded_lines_and_loads_nothing() -> None:
     console.print("not recorded")
     console.record = True
     console.print(show.board([flight("cancelled")], NOW, "JFK", 100))
-    svg = picture.of_recorded(console)
+    svg = show.picture(console)
     assert "DEPARTURES" in svg
     assert "CANCELLED" in svg
     assert "recorded" not in svg

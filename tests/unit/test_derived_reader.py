@@ -316,6 +316,17 @@ def test_each_partition_that_ends_has_a_barrier_with_its_own_offsets() -> None:
     ]
 
 
+def test_equal_notes_are_equal_bytes_and_a_copy_is_apart() -> None:
+    note = DerivedNote({2: {10: 5, 3: 1}, 1: {}}, 1, {2: "b", 1: "a"})
+    same = DerivedNote({1: {}, 2: {3: 1, 10: 5}}, 1, {1: "a", 2: "b"})
+    assert note.written == same.written
+    copy = note.copied()
+    assert copy == note
+    copy.versions[2][10] += 1
+    copy.forget(1)
+    assert note == same
+
+
 def test_a_token_of_a_topic_that_was_begun_anew_is_refused(config: Config, log: Log) -> None:
     log.append(1, *range(1, 9))
     with DerivedReader(config, NAME) as reader:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import httpx
 import msgspec
 import psycopg
 import pytest
@@ -24,7 +25,7 @@ from everstate.changes.accepting import NotAccepted, accept
 from everstate.changes.json_numbers import JsonNumber, decode, encode
 from everstate.changes.row_json import row_json
 from everstate.cli.console import print_json
-from everstate.client.events import Parser
+from everstate.client import Client
 from everstate.client.requests import writing
 from everstate.declarations.commands import CommandGroup
 from everstate.errors import (
@@ -274,14 +275,21 @@ def test_what_a_mask_shows_keeps_all_its_digits() -> None:
 
 
 def test_what_a_client_receives_keeps_all_its_digits_and_may_be_sent_again() -> None:
-    parser = Parser()
-    lines = ["event: change", f"data: {STATE.decode()}", ""]
-    (event,) = [found for line in lines if (found := parser.line(line)) is not None]
+    answer = httpx.Response(
+        200,
+        headers={"Content-Type": "text/event-stream"},
+        text=f"event: change\ndata: {STATE.decode()}\n\n",
+    )
+    client = Client("http://shop.test")
+    client._client.connections = httpx.Client(
+        base_url="http://shop.test", transport=httpx.MockTransport(lambda _: answer)
+    )
+    event = next(client.subscribe("sale"))
     assert event.data["amount"] == Decimal(AMOUNT)
-    content = writing("PUT", "/v1/sale/s", event.data, None, None, None).content
+    content = writing("PUT", "/v1/sale/s", event.data).content
     assert f'"amount": "{AMOUNT}"'.encode() in (content or b"")
     with pytest.raises(ValueError, match="not JSON compliant"):
-        writing("PUT", "/v1/sale/s", {"amount": math.nan}, None, None, None)
+        writing("PUT", "/v1/sale/s", {"amount": math.nan})
 
 
 class Pay(BaseModel):

@@ -19,8 +19,10 @@ from everstate.errors import CorruptRecord, Unavailable
 from everstate.http.masks import NO_MASK
 from everstate.log.record import Record
 from everstate.serving import hub as hub_module
+from everstate.serving import shared_reader
 from everstate.serving.changes import Delivery, _Stream
 from everstate.serving.hub import ChangeHub, Subscription
+from kit.waiting import until
 
 WAIT_S = 20.0
 
@@ -99,10 +101,11 @@ class Log:
 
     mark = b"m"
 
-    def __init__(self) -> None:
+    def __init__(self, since: str) -> None:
+        self.since = since
         self.spots = {AT: Spot(0)}
         self.given: list[Delivery | Exception] = []
-        self.go = threading.Event()
+        self.go, self.delivered, self.closed = (threading.Event() for _ in range(3))
 
     def __iter__(self) -> Iterator[Delivery]:
         assert self.go.wait(WAIT_S)
@@ -110,12 +113,15 @@ class Log:
             if isinstance(each, Exception):
                 raise each
             yield each
+        self.delivered.set()
+        self.closed.wait(WAIT_S)
 
     def close(self) -> None:
         self.go.set()
+        self.closed.set()
 
-    def token_of(self, _: Any) -> str:
-        return "token"
+    def token_of(self, spots: Any) -> str:
+        return f"token-{spots[AT].next_offset}"
 
 
 @pytest.fixture
@@ -123,8 +129,8 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> list[Log]:
     """The streams that hubs open, in their order."""
     made: list[Log] = []
 
-    def opened(*_: object, **__: object) -> Log:
-        made.append(Log())
+    def opened(*_: object, since: str) -> Log:
+        made.append(Log(since))
         return made[-1]
 
     monkeypatch.setattr(hub_module, "Changes", opened)
@@ -137,11 +143,13 @@ class Follower:
     def __init__(self, hub: ChangeHub, **given: str) -> None:
         self.woken = threading.Event()
         wants: Callable[[Delivery], bool] = Wish.of(GUEST, given, None, NO_MASK).wants
+        self.hub = hub
+        assert hub.join(self.woken.set)
         self.subscription = hub.subscribe(self.woken.set, wants=wants)
 
     def failure(self) -> Exception | None:
         assert self.woken.wait(WAIT_S)
-        return self.subscription.failure
+        return self.subscription.failure or self.hub.failure
 
 
 def test_a_change_that_cannot_be_read_ends_only_the_subscriptions_with_a_condition(
@@ -154,8 +162,7 @@ def test_a_change_that_cannot_be_read_ends_only_the_subscriptions_with_a_conditi
     logs[0].go.set()
     assert isinstance(conditional.failure(), CorruptRecord)
     assert plain.failure() is None
-    assert hub._thread is not None
-    hub._thread.join(WAIT_S)
+    assert logs[0].delivered.wait(WAIT_S)
     assert plain.subscription.take() == ([unreadable, later], 0)
     assert conditional.subscription.take() == ([], 0)
 
@@ -172,7 +179,7 @@ def test_a_condition_that_fails_ends_its_own_subscription(logs: list[Log]) -> No
     assert logs == []
 
 
-def test_a_stream_that_ends_by_an_unknown_error_ends_its_subscriptions_and_later_ones_go_on(
+def test_a_stream_that_ends_by_an_unknown_error_ends_its_subscriptions_and_is_replaced(
     logs: list[Log],
 ) -> None:
     hub = ChangeHub(Config(), HOTEL, "guest")
@@ -183,15 +190,62 @@ def test_a_stream_that_ends_by_an_unknown_error_ends_its_subscriptions_and_later
     assert isinstance(failure, Unavailable)
     assert failure.retryable
     assert "nobody expected it" not in failure.public
-    second = Follower(hub)
-    assert len(logs) == 2
-    logs[1].given = [change("1")]
+    assert not hub.join(lambda: None)
+    assert logs[0].closed.is_set()
+
+
+def test_a_stream_that_is_cut_off_goes_on_where_it_stopped(
+    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_reader, "_RETRY_S", 0.001)
+    hub = ChangeHub(Config(), HOTEL, "guest")
+    follower = Follower(hub)
+    logs[0].given = [change("1"), Unavailable("no broker answers.")]
+    logs[0].go.set()
+    until(lambda: len(logs) == 2)
+    assert logs[1].since == "token-1"
+    logs[1].given = [change("2")]
     logs[1].go.set()
-    assert second.failure() is None
-    assert len(second.subscription.take()[0]) == 1
+    assert logs[1].delivered.wait(WAIT_S)
+    assert follower.failure() is None
+    assert len(follower.subscription.take()[0]) == 2
+    hub.close()
+    assert isinstance(follower.failure(), Unavailable)
 
 
-def test_a_hub_whose_thread_did_not_start_begins_again_for_the_next_subscriber(
+def test_a_hub_ends_a_while_after_its_last_subscriber_unless_one_comes_back(
+    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_reader, "_LINGER_S", 0.05)
+    hub = ChangeHub(Config(), HOTEL, "guest")
+    first = Follower(hub)
+    hub.leave(first.woken.set)
+    second = Follower(hub)
+    assert not logs[0].closed.wait(0.2), "it has a subscriber again"
+    hub.leave(second.woken.set)
+    hub.leave(second.woken.set)
+    assert logs[0].closed.wait(WAIT_S)
+    assert not hub.join(lambda: None)
+    assert hub.failure is None
+
+
+def test_a_hub_that_is_closed_while_its_stream_is_opened_closes_the_stream(
+    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = ChangeHub(Config(), HOTEL, "guest")
+    make = hub._make
+
+    def closed_meanwhile(since: str) -> Any:
+        stream = make(since=since)
+        hub.close()
+        return stream
+
+    monkeypatch.setattr(hub, "_make", closed_meanwhile)
+    assert not hub.join(lambda: None)
+    assert logs[0].closed.is_set()
+
+
+def test_a_hub_whose_thread_did_not_start_is_replaced(
     logs: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: threading.Thread) -> None:
@@ -202,11 +256,8 @@ def test_a_hub_whose_thread_did_not_start_begins_again_for_the_next_subscriber(
         lacking.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError):
             Follower(hub)
-    follower = Follower(hub)
-    assert len(logs) == 2
-    logs[1].given = [change("1")]
-    logs[1].go.set()
-    assert follower.failure() is None
+    assert not hub.join(lambda: None)
+    assert logs[0].closed.is_set()
 
 
 def test_a_subscriber_has_everything_up_to_where_the_hub_is_while_nothing_waits(
@@ -217,8 +268,7 @@ def test_a_subscriber_has_everything_up_to_where_the_hub_is_while_nothing_waits(
     assert hub.reached(every.subscription) == {AT: Spot(0)}
     logs[0].given = [change("1")]
     logs[0].go.set()
-    assert hub._thread is not None
-    hub._thread.join(WAIT_S)
+    assert logs[0].delivered.wait(WAIT_S)
     assert hub.reached(others.subscription) == {AT: Spot(1)}
     assert hub.reached(every.subscription) == {}
     every.subscription.take()

@@ -100,8 +100,8 @@ def test_each_name_of_a_package_is_found_when_it_is_used(package: str, least: in
 
 
 def test_a_name_that_a_package_does_not_have_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'room' has no attribute 'door'"):
-        loader("room", {"room.walls": ("wall",)})("door")
+    with pytest.raises(AttributeError, match="module 'everstate' has no attribute 'door'"):
+        loader("everstate")("door")
 
 
 def test_a_view_that_is_compiled_later_is_refused_when_it_is_needed() -> None:

@@ -96,7 +96,7 @@ def test_a_part_of_views_comes_last_and_is_told_as_their_part() -> None:
     control = SimpleNamespace(
         versions=lambda: list(stored.values()),
         positions=list,
-        deferred_counts=dict,
+        deferred=dict,
         misfits=list,
     )
     connection: Any = SimpleNamespace(standings=lambda _: control)

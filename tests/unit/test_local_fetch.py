@@ -16,7 +16,7 @@ from rich.console import Console
 
 from everstate.config import Config, load
 from everstate.errors import InvalidConfig, LocalStackError
-from everstate.local import ConsoleProgress, Silent
+from everstate.local import SILENT, ConsoleProgress
 from everstate.local import fetch as fetch_module
 from everstate.local.artifacts import Artifact, cached, obtain
 from everstate.local.fetch import fetch
@@ -109,7 +109,7 @@ def project(folder: Path, url: str) -> Config:
 
 def test_files_are_fetched_and_verified(repository: Repository, tmp_path: Path) -> None:
     repository.files = {f"a/b/{n}.jar": bytes([n]) * 300_000 for n in range(20)}
-    fetch([wanted(repository, tmp_path, name) for name in repository.files], Silent())
+    fetch([wanted(repository, tmp_path, name) for name in repository.files], SILENT)
     for name, body in repository.files.items():
         assert (tmp_path / name).read_bytes() == body
     assert not list(tmp_path.rglob("*.part"))
@@ -122,7 +122,7 @@ def test_another_sha256_is_an_error_and_the_file_is_removed(
     file = wanted(repository, tmp_path, "a.jar")
     repository.files = {"a.jar": b"what somebody else"}
     with pytest.raises(LocalStackError, match=r"a\.jar is not the file in the lock file"):
-        fetch([file], Silent())
+        fetch([file], SILENT)
     assert not list(tmp_path.iterdir())
 
 
@@ -131,7 +131,7 @@ def test_a_larger_file_than_locked_is_refused(repository: Repository, tmp_path: 
     file = wanted(repository, tmp_path, "a.jar")
     repository.files = {"a.jar": b"12345 and more"}
     with pytest.raises(LocalStackError, match="not the file in the lock file"):
-        fetch([file], Silent())
+        fetch([file], SILENT)
 
 
 def test_a_partial_download_goes_on_where_it_stopped(
@@ -139,7 +139,7 @@ def test_a_partial_download_goes_on_where_it_stopped(
 ) -> None:
     repository.files = {"a.jar": bytes(range(256)) * 1000}
     (tmp_path / "a.jar.part").write_bytes(repository.files["a.jar"][:100_000])
-    fetch([wanted(repository, tmp_path, "a.jar")], Silent())
+    fetch([wanted(repository, tmp_path, "a.jar")], SILENT)
     assert (tmp_path / "a.jar").read_bytes() == repository.files["a.jar"]
     assert repository.asked == [("/a.jar", "bytes=100000-")]
 
@@ -147,7 +147,7 @@ def test_a_partial_download_goes_on_where_it_stopped(
 def test_a_connection_that_breaks_is_resumed(repository: Repository, tmp_path: Path) -> None:
     repository.files = {"a.jar": bytes(range(256)) * 1000}
     repository.cut_after = [70_000, 50_000]
-    fetch([wanted(repository, tmp_path, "a.jar")], Silent())
+    fetch([wanted(repository, tmp_path, "a.jar")], SILENT)
     assert (tmp_path / "a.jar").read_bytes() == repository.files["a.jar"]
     assert [asked for _path, asked in repository.asked] == [None, "bytes=70000-", "bytes=120000-"]
 
@@ -158,7 +158,7 @@ def test_a_server_without_ranges_is_read_from_the_start(
     repository.ranges = False
     repository.files = {"a.jar": b"x" * 1000}
     (tmp_path / "a.jar.part").write_bytes(b"x" * 600)
-    fetch([wanted(repository, tmp_path, "a.jar")], Silent())
+    fetch([wanted(repository, tmp_path, "a.jar")], SILENT)
     assert (tmp_path / "a.jar").read_bytes() == b"x" * 1000
 
 
@@ -168,14 +168,14 @@ def test_a_damaged_part_is_fetched_again(
 ) -> None:
     repository.files = {"a.jar": b"the file that the lock knows, whole...."}
     (tmp_path / "a.jar.part").write_bytes(left)
-    fetch([wanted(repository, tmp_path, "a.jar")], Silent())
+    fetch([wanted(repository, tmp_path, "a.jar")], SILENT)
     assert (tmp_path / "a.jar").read_bytes() == repository.files["a.jar"]
 
 
 def test_a_server_that_is_busy_is_asked_again(repository: Repository, tmp_path: Path) -> None:
     repository.files = {"a.jar": b"abc"}
     repository.refuse = [503, 502]
-    fetch([wanted(repository, tmp_path, "a.jar")], Silent())
+    fetch([wanted(repository, tmp_path, "a.jar")], SILENT)
     assert (tmp_path / "a.jar").read_bytes() == b"abc"
 
 
@@ -183,7 +183,7 @@ def test_a_file_that_is_not_there_is_a_clear_error_at_once(
     repository: Repository, tmp_path: Path
 ) -> None:
     with pytest.raises(LocalStackError, match=r"missing\.jar cannot be downloaded.*404"):
-        fetch([(f"{repository.url}/missing.jar", tmp_path / "m", "00", 3)], Silent())
+        fetch([(f"{repository.url}/missing.jar", tmp_path / "m", "00", 3)], SILENT)
     assert len(repository.asked) == 1
 
 
@@ -292,7 +292,7 @@ def test_several_who_fetch_the_same_file_do_not_disturb_each_other(
 ) -> None:
     repository.files = {"a.jar": bytes(range(256)) * 2000}
     same = wanted(repository, tmp_path, "a.jar")
-    fetch([same] * 8, Silent())
+    fetch([same] * 8, SILENT)
     assert (tmp_path / "a.jar").read_bytes() == repository.files["a.jar"]
     assert len(repository.asked) == 1
 

@@ -17,17 +17,17 @@ import pytest
 
 from everstate.config import Config, load
 from everstate.errors import LocalStackError
-from everstate.local import Silent, Stack, supervise
+from everstate.local import SILENT, Stack, supervise
 from everstate.local.artifacts import Artifact
 from everstate.local.memory import Memory
 from everstate.local.processes import end, is_alive
-from everstate.local.server import Launch, Ports
+from everstate.local.server import Launch, Ports, Server
 from everstate.local.stack import _SERVERS
 
 SLEEPS = "import time; time.sleep(600)"
 
 
-class Sleeper:
+class Sleeper(Server):
     """A server that answers as soon as it runs."""
 
     port_names: tuple[str, ...] = ("client",)
@@ -196,11 +196,11 @@ def test_a_server_that_crashes_is_started_again_and_one_that_was_stopped_is_not(
     watched.start()
     crashed = watched.pid("kafka")
     watched.kill("kafka")
-    supervise(watched, Rounds(1), on_crash=told.append, progress=Silent())
+    supervise(watched, Rounds(1), on_crash=told.append, progress=SILENT)
     assert watched.pid("kafka") != crashed
     assert [error.message.split(".")[0] for error in told] == ["the local kafka crashed"]
     Stack(load(folder)).stop()
-    supervise(watched, Rounds(3), on_crash=told.append, progress=Silent())
+    supervise(watched, Rounds(3), on_crash=told.append, progress=SILENT)
     assert states(watched) == {"kafka": "stopped", "postgres": "stopped"}
     assert len(told) == 1
 
@@ -215,7 +215,7 @@ def test_a_server_that_is_being_stopped_has_not_crashed(
     watching = threading.Thread(
         target=supervise,
         args=(watched, Rounds(1)),
-        kwargs={"on_crash": told.append, "progress": Silent()},
+        kwargs={"on_crash": told.append, "progress": SILENT},
     )
 
     def ends_while_watched(*arguments: object, **named: object) -> bool:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from callers import caller_entry
 from everstate.api.access import check_access
-from everstate.api.view_access import admit_to_view
+from everstate.api.view_router import admit_to_view
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.changes import Kind

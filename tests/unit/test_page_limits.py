@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from everstate.api.listing import Listing
 from everstate.api.reading import Reading
 from everstate.api.view_reading import ViewReading
 from everstate.config import load
@@ -26,8 +25,7 @@ Ask = Callable[[Path, str], object]
 
 
 def a_list_of_changes(folder: Path, number: str) -> object:
-    listing = Listing(load(folder), NOTHING, NOTHING)
-    return listing.written(NOTHING, {"limit": number}, "guest")
+    return Reading(load(folder), NOTHING).written(NOTHING, {"limit": number}, "guest")
 
 
 def a_view(folder: Path, number: str) -> object:

@@ -111,4 +111,4 @@ def test_a_refusal_says_the_first_line_only() -> None:
 
 def test_names_and_texts_are_quoted() -> None:
     assert identifier("own views", 'a"b') == '"own views"."a""b"'
-    assert literal("it's \\") == "'it''s \\'"
+    assert literal("it's \\") == " E'it''s \\\\'"

@@ -22,7 +22,7 @@ from everstate.pipeline.archiving.selection import (
     replay_to_topic,
 )
 from everstate.pipeline.archiving.targets import prepare
-from everstate.serving.source import records_of
+from everstate.views.source import records_of
 from hand_archive import HandArchive
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -455,8 +456,9 @@ def test_a_task_calls_a_store_that_does_not_answer_once(error: Exception, calls:
     task = ApplyTask("", "", Core("order", "o"), spans, KeptTable(NAME, 1, "f", "row"), store)
     changes = pa.RecordBatch.from_pydict({"partition": pa.array([0, 1, 2], pa.int32())})
     (outcomes,) = task([changes])
-    assert [row["partition"] for row in outcomes.to_pylist()] == [0, 1, 2]
-    assert [row["failure"] for row in outcomes.to_pylist()] == [str(error)] * 3
+    found = [json.loads(text) for text in outcomes["outcome"].to_pylist()]
+    assert [row["partition"] for row in found] == [0, 1, 2]
+    assert [row["failure"] for row in found] == [str(error)] * 3
     assert store.calls == calls
 
 

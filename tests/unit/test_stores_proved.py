@@ -53,7 +53,7 @@ class Verifier(verify._Verifier):
         self._places = [ViewPosition(name, 1, "order", 1, 0, n, when) for name, n in at]
 
         def latest(_query: str, given: Any) -> Iterator[Any]:
-            found = ((key, judged[key]) for key in given[0] if key in judged)
+            found = ((key, judged[key]) for key in given["keys"] if key in judged)
             return ((key, version, 1, 0, offset) for key, (version, offset) in found)
 
         self._control = cast(Any, SimpleNamespace(table=lambda name: name, run=latest))

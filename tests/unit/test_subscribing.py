@@ -14,9 +14,10 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
-from everstate.api import subscribing
+from everstate.api import events, subscribing
+from everstate.api.events import EventBatches, StreamEvent
 from everstate.api.stream_router import encoded, subscription_router
-from everstate.api.subscribing import EventBatches, StreamEvent, Subscriptions, Wish
+from everstate.api.subscribing import ChangeSubscriber, Subscriptions, Wish
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.changes import EntityType
@@ -29,7 +30,7 @@ from everstate.log.record import Record
 from everstate.serving import hub as hub_module
 from everstate.serving.changes import Delivery, _has_room
 from everstate.serving.hub import ChangeHub, Subscription
-from everstate.serving.source import Run
+from everstate.views.source import Run
 
 
 class Parcel(BaseModel):
@@ -93,13 +94,13 @@ def test_records_that_wait_for_the_core_are_bounded_in_bytes_as_well() -> None:
 def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_for_an_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(subscribing, "_BEAT_S", 0.001)
+    monkeypatch.setattr(events, "_BEAT_S", 0.001)
     hub = standing_at({})
     quiet = Subscription({(1, 0): Spot(7)}, lambda _: True, lambda: None, limit=1)
     wish = Wish.of(PARCEL, {}, None, NO_MASK)
 
     async def beats() -> list[Sequence[StreamEvent]]:
-        live = subscribing._live(wish, hub, quiet, quiet.spots, 0, asyncio.Event())
+        live = following(wish, hub, quiet).live(quiet.spots, 0)
         return [await anext(live) for _ in range(2)]
 
     found = asyncio.run(beats())
@@ -114,11 +115,19 @@ def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_f
     assert asyncio.run(sent()).endswith(b"\n\nid: 7\n\n")
 
 
+def following(wish: Wish, hub: Any, subscription: Subscription) -> ChangeSubscriber:
+    """A subscriber that has begun."""
+    made = ChangeSubscriber(Subscriptions(Config(), App("none")), wish, _in_place)
+    made._hub, made._subscription = hub, subscription
+    return made
+
+
 def standing_at(reached: Mapping[Partition, Spot]) -> Any:
     """A hub that has handed over everything up to some spots."""
     return SimpleNamespace(
         token_of=lambda spots: "-".join(str(spots[1, p].next_offset) for p in range(len(spots))),
         reached=lambda _: reached,
+        failure=None,
     )
 
 
@@ -126,7 +135,7 @@ def test_who_wants_few_changes_comes_back_where_the_stream_is_and_not_where_it_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else it reads again all that others wrote since, from the log."""
-    monkeypatch.setattr(subscribing, "_BEAT_S", 0.001)
+    monkeypatch.setattr(events, "_BEAT_S", 0.001)
     begin = {(1, p): Spot(7) for p in range(3)}
     few = Subscription(begin, lambda _: True, lambda: None, limit=9)
     given: Any = SimpleNamespace()
@@ -137,7 +146,7 @@ def test_who_wants_few_changes_comes_back_where_the_stream_is_and_not_where_it_b
 
     async def taken() -> list[Sequence[StreamEvent]]:
         hub = standing_at({(1, 0): Spot(95), (1, 1): Spot(41), (1, 2): Spot(60)})
-        live = subscribing._live(wish, hub, few, few.spots, 0, asyncio.Event())
+        live = following(wish, hub, few).live(few.spots, 0)
         return [await anext(live) for _ in range(2)]
 
     assert asyncio.run(taken()) == [
@@ -163,7 +172,7 @@ def test_others_have_their_turn_while_many_batches_are_sent() -> None:
                 await asyncio.sleep(0)
 
         beside, found = asyncio.create_task(others()), list[int]()
-        async for _ in subscribing.while_valid(batches(), None):
+        async for _ in events.while_valid(batches(), None):
             found.append(turns)
         beside.cancel()
         return found
@@ -192,10 +201,10 @@ async def _in_place(call: Callable[[], Any]) -> Any:
 def catching_up(turns: int) -> Callable[[], EventBatches]:
     """What makes a subscriber that reads the past, of all of which only some read at once."""
     subscriptions = Subscriptions(Config(), App("none"))
-    subscriptions._catching_up = asyncio.Semaphore(turns)
+    subscriptions.turns = asyncio.Semaphore(turns)
     wish = Wish.of(PARCEL, {"since": "beginning"}, None, NO_MASK)
     past = cast("Any", Past())
-    return lambda: subscriptions._past(wish, past, _in_place)
+    return lambda: ChangeSubscriber(subscriptions, wish, _in_place).past(past)
 
 
 def test_subscribers_that_take_the_past_slowly_hold_up_no_other() -> None:
@@ -215,7 +224,7 @@ def test_subscribers_that_take_the_past_slowly_hold_up_no_other() -> None:
 def test_a_subscriber_that_waits_for_its_turn_gets_its_position_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(subscribing, "_BEAT_S", 0.001)
+    monkeypatch.setattr(events, "_BEAT_S", 0.001)
 
     async def taken() -> list[Sequence[StreamEvent]]:
         waiting = catching_up(turns=0)()
@@ -270,7 +279,7 @@ def test_a_client_that_leaves_before_its_first_event_leaves_no_subscription(
             return given or {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
-            hubs[:] = subscriptions._hubs.values()
+            hubs[:] = subscriptions._readers.values()
             assert all(hub._by_key for hub in hubs)
             if message["type"] == "http.response.start" and is_head_sent:
                 return

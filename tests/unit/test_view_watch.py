@@ -103,18 +103,38 @@ def test_a_watch_that_ends_by_an_unknown_error_says_so_and_another_takes_its_pla
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails() -> None:
+        assert joined.wait(10)
+        raise ZeroDivisionError("nobody expected it")
+
+    app, joined, woken = App("hotel"), Event(), Event()
+    app.entity("guest", key="k")(Guest)
+    watch = ViewWatch(Config(), app, "guest")
+    monkeypatch.setattr(view_watch, "_LOOK_S", 0.001)
+    monkeypatch.setattr(watch, "_rows", lambda _: whole(watch, [("a", 1)]))
+    monkeypatch.setattr(watch, "_look", fails)
+    assert watch.join(woken.set)
+    joined.set()
+    assert woken.wait(20.0)
+    assert isinstance(watch.failure, Unavailable)
+    assert "nobody expected it" not in watch.failure.public
+    assert not watch.join(woken.set)
+
+
+def test_who_joins_first_sees_why_a_watch_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it were replaced again and again, and nobody would learn why."""
+
+    def fails() -> None:
         raise ZeroDivisionError("nobody expected it")
 
     app, woken = App("hotel"), Event()
     app.entity("guest", key="k")(Guest)
     watch = ViewWatch(Config(), app, "guest")
-    monkeypatch.setattr(view_watch, "_LOOK_S", 0.001)
-    monkeypatch.setattr(watch, "_read", lambda _: whole(watch, [("a", 1)]))
+    monkeypatch.setattr(watch, "_rows", lambda _: whole(watch, [("a", 1)]))
     monkeypatch.setattr(watch, "_look", fails)
+    monkeypatch.setattr(Thread, "start", Thread.run)
     assert watch.join(woken.set)
-    assert woken.wait(20.0)
+    assert woken.is_set()
     assert isinstance(watch.failure, Unavailable)
-    assert "nobody expected it" not in watch.failure.public
     assert not watch.join(woken.set)
 
 
@@ -125,7 +145,7 @@ def test_a_watch_whose_thread_did_not_start_is_replaced(monkeypatch: pytest.Monk
     app = App("hotel")
     app.entity("guest", key="k")(Guest)
     watch = ViewWatch(Config(), app, "guest")
-    monkeypatch.setattr(watch, "_read", lambda _: whole(watch, [("a", 1)]))
+    monkeypatch.setattr(watch, "_rows", lambda _: whole(watch, [("a", 1)]))
     with monkeypatch.context() as lacking:
         lacking.setattr(Thread, "start", refused)
         with pytest.raises(RuntimeError):
@@ -147,8 +167,8 @@ def test_a_subscriber_of_a_view_that_leaves_before_its_first_event_is_not_follow
     app = App("hotel")
     app.entity("guest", key="k")(Guest)
     subscriptions = ViewSubscriptions(Config(), app)
-    watch = subscriptions._watches["guest"] = ViewWatch(Config(), app, "guest")
-    monkeypatch.setattr(watch, "_read", lambda _: whole(watch, [("a", 1)]))
+    watch = subscriptions._readers["guest"] = ViewWatch(Config(), app, "guest")
+    monkeypatch.setattr(watch, "_rows", lambda _: whole(watch, [("a", 1)]))
     monkeypatch.setattr(watch, "_look", lambda: None)
 
     async def in_place(call: Callable[[], Any]) -> Any:
@@ -160,7 +180,7 @@ def test_a_subscriber_of_a_view_that_leaves_before_its_first_event_is_not_follow
         await opened.aclose()
 
     asyncio.run(leave_at_once())
-    assert watch._wakes == []
+    assert not watch._wakes
     subscriptions.close()
 
 

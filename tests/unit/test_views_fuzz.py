@@ -104,7 +104,7 @@ def kept(
             schema=schema,
         ),
     )
-    outputs = ", ".join(f"{output.postgres_sql} AS {output.name}" for output in plan.outputs)
+    outputs = ", ".join(f"{text} AS {name}" for name, text in plan.outputs)
     return duck.execute(in_duckdb(f"SELECT {outputs} FROM kept", "postgres")).fetchall()
 
 

@@ -25,9 +25,15 @@ from everstate.views.durations import microseconds
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.python import _meaning
 from everstate.views.kinds.row import RowPlan
-from everstate.views.states import typed_states
 from everstate.views.tables import PythonTable
-from everstate.views.whole_keys import FunctionFailed, InBatch, by_whole_keys, called, input_schema
+from everstate.views.whole_keys import (
+    FunctionFailed,
+    InBatch,
+    by_whole_keys,
+    called,
+    input_schema,
+    typed_states,
+)
 from kind_app import kinds_app
 from kind_cases import Shop
 from view_fuzz import Sale

@@ -136,7 +136,7 @@ def test_the_end_of_a_window_after_the_last_year_is_null() -> None:
     made.view("v", sql=BY_WINDOW.format("'1 day'").replace("window.start", "window.end"))
     plan = made.views["v"]
     assert isinstance(plan, LinearPlan)
-    text = plan.outputs[0].postgres_sql.replace("TIMESTAMPTZ", "TIMESTAMP").replace("+00", "")
+    text = plan.outputs[0][1].replace("TIMESTAMPTZ", "TIMESTAMP").replace("+00", "")
     with duckdb.connect() as duck:
         days = "(VALUES (DATE '2026-01-01'), (DATE '9999-12-31')) AS kept (g0)"
         found = duck.execute(f"SELECT {text} FROM {days}").fetchall()

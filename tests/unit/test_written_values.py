@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 
 from everstate.changes.quoting import conditions_in, joined
-from everstate.client.views import following, rows_request
+from everstate.client import Client, RequestFailed
 from everstate.errors import ContradictoryQuery, InvalidQuery
 from everstate.serving.predicates import Term, condition, exact_value, order_term
 from everstate.serving.view_columns import ViewColumn, column_of
@@ -187,8 +188,17 @@ def test_conditions_are_split_outside_a_value_in_quotes(text: str, conditions: l
 def test_a_client_quotes_a_value_that_would_be_split(condition_given: str, written: str) -> None:
     text = joined([condition_given, 'note=b"'])
     assert conditions_in(text) == [written, 'note=b"']
-    for request in (
-        rows_request("v", [condition_given, 'note=b"'], [], None),
-        following("v", [condition_given, 'note=b"'], None),
-    ):
-        assert dict(request.query)["where"] == text
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params["where"])
+        return httpx.Response(404)
+
+    client = Client("http://shop.test")
+    client._client.connections = httpx.Client(
+        base_url="http://shop.test", transport=httpx.MockTransport(answer)
+    )
+    for rows in (client.view_rows, client.follow_view):
+        with pytest.raises(RequestFailed):
+            next(iter(rows("v", where=[condition_given, 'note=b"'])))
+    assert asked == [text, text]

@@ -12,18 +12,14 @@ from fastapi.openapi.utils import get_openapi
 
 import everstate
 from everstate.api.access import check_access
-from everstate.api.audit import noted_in
-from everstate.api.feed_router import feed_router
 from everstate.api.feeding import Feeding
 from everstate.api.guards import HeadAsGet, OnlyLocalNames, OnlyOwnPages
 from everstate.api.headers import SecureHeaders
 from everstate.api.health import Health, health_router
-from everstate.api.listing import Listing
-from everstate.api.listing_router import listing_router
-from everstate.api.only_admitted import OnlyAdmitted
+from everstate.api.only_admitted import OnlyAdmitted, noted_in
 from everstate.api.problems import PREFIXES, VIEWS, handle_errors, places
 from everstate.api.reading import Reading
-from everstate.api.reading_router import past_of, reading_router
+from everstate.api.reading_router import feed_router, listing_router, past_of, reading_router
 from everstate.api.stream_router import subscription_router, view_stream_router
 from everstate.api.subscribing import Subscriptions
 from everstate.api.view_following import ViewSubscriptions
@@ -88,7 +84,7 @@ def create_api(config: Config, app: App) -> FastAPI:
         read_only = name not in written
         router = reading_router(entity_type, reading, desk, schemas, is_read_only=read_only)
         api.include_router(router)
-        api.include_router(listing_router(entity_type, Listing(config, app, reading), desk))
+        api.include_router(listing_router(entity_type, reading, desk))
         api.include_router(subscription_router(entity_type, subscriptions, desk))
         api.include_router(feed_router(entity_type, feeds[name], desk))
     for each in served:

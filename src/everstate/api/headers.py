@@ -8,7 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everstate.http.admission import admission_of
+from everstate.http.asgi import admission_of
 
 NOTHING_ELSE: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
 """Content-Security-Policy of answers that are no pages: nothing is loaded, and nothing runs."""

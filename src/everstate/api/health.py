@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
 from everstate.config import Config
+from everstate.console.fresh import FreshValue
 from everstate.errors import EverstateError, Unavailable
 from everstate.http.answers import JSON, HttpAnswer
 from everstate.http.asgi import Desk, respond
@@ -27,27 +26,23 @@ _STATUS = {
 
 
 class Health:
-    """Asks each way in, and a broker if requests need the log.
-
-    A result is cached for a second, which limits the load of frequent checks on the servers.
-    """
+    """Asks each way in, and a broker if requests need the log."""
 
     def __init__(self, config: Config, ways: Sequence[Served]) -> None:
         self._config, self._ways = config, ways
         self._topics: Topics | None = None
-        self._asked_at = -_ANSWER_S
-        self._found: EverstateError | None = None
 
     def check(self) -> HttpAnswer:
         """Answer that all are ready, or raise Unavailable naming what is not; one caller at a time.
 
         Cost: one row of each store and one request to a broker; at most 3 s for the broker.
         """
-        if time.monotonic() - self._asked_at >= _ANSWER_S:
-            self._found = self._ask()
-            self._asked_at = time.monotonic()
-        if self._found is not None:
-            raise self._found.with_traceback(None)
+        for what, check in self._checks():
+            try:
+                check()
+            except EverstateError as error:
+                # It names the server in the answer; its own message goes only to the log.
+                raise Unavailable(error.message, public=what) from error
         return HttpAnswer(200, {}, '{"status":"ready"}')
 
     def close(self) -> None:
@@ -55,15 +50,6 @@ class Health:
         if self._topics is not None:
             self._topics.close()
             self._topics = None
-
-    def _ask(self) -> EverstateError | None:
-        for what, check in self._checks():
-            try:
-                check()
-            except EverstateError as error:
-                # It names the server in the answer; its own message goes only to the log.
-                return Unavailable(error.message, public=what)
-        return None
 
     def _checks(self) -> Iterator[ReadinessCheck]:
         asked = False
@@ -81,8 +67,9 @@ class Health:
 def health_router(health: Health, desk: Desk) -> APIRouter:
     """`GET /health` and `GET /ready`; both without a token."""
     router = APIRouter(tags=["health"])
-    # While a server is down, callers wait here and do not occupy request threads.
-    one_asks = asyncio.Lock()
+    # It limits the load of frequent checks on the servers. While one is down, callers wait for one
+    # answer and do not occupy request threads.
+    checked = FreshValue(lambda: desk.work(health.check), _ANSWER_S)
 
     async def alive(request: Request) -> Response:
         desk.admit_everyone(request)
@@ -90,8 +77,9 @@ def health_router(health: Health, desk: Desk) -> APIRouter:
 
     async def ready(request: Request) -> Response:
         desk.admit_everyone(request)
-        async with one_asks:
-            return respond(await desk.work(health.check))
+        answer = await checked.look()
+        assert answer is not None, "it waits for one"
+        return respond(answer)
 
     for path, endpoint in (("/health", alive), ("/ready", ready)):
         router.add_api_route(

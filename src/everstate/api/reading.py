@@ -1,31 +1,49 @@
-"""What the views answer over HTTP: an entity at a time or a version, its history, who wrote what.
+"""What the views answer over HTTP: an entity at a time, its history, who wrote it, and lists.
 
 No web framework here. Records have the names of the command line's `--json`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from everstate.app import App
 from everstate.changes import EntityType, Kind
 from everstate.changes.json_patch import json_patch
+from everstate.changes.quoting import conditions_in, order_in
 from everstate.changes.row_json import row_json
 from everstate.changes.triggers import when
 from everstate.config import Config
-from everstate.errors import InvalidChange, InvalidQuery, InvalidTrigger, NotFound
-from everstate.http.answers import HttpAnswer, HttpRequest, Parameters, tagged
+from everstate.errors import (
+    ContradictoryQuery,
+    InvalidBody,
+    InvalidChange,
+    InvalidQuery,
+    InvalidTrigger,
+    NotFound,
+)
+from everstate.http.answers import HttpAnswer, HttpRequest, Parameters, tagged, whole_number
 from everstate.http.etags import etag
 from everstate.serving import Entity, Reader, Version, differences, parse_moment
-from everstate.serving.chosen import chosen_versions
 from everstate.serving.connection import WAIT_S
-from everstate.serving.listing import WRITERS, WrittenBy
+from everstate.serving.listing import (
+    KEYS_MAX,
+    WRITERS,
+    ChangesCursor,
+    WrittenBy,
+    chosen_versions,
+    deleted,
+    many,
+    written,
+)
 from everstate.serving.masking import Masks, no_masks
 from everstate.serving.waiting import wait_until
 from everstate.serving.words import difference_record, version_record
@@ -38,9 +56,18 @@ PAST: Final = ("at", "recorded_at", "version")
 """Parameters of `GET /v1/{entity}/{key}` by which a state of the past is asked for."""
 WRITTEN_BY: Final = (*WRITERS, "kind", "since", "until")
 """Parameters by which changes are chosen: who wrote them, and when."""
-_VERSION_MAX: Final = 2**63 - 1
+CHANGES_CURSOR: Final = r"^([0-9]{1,16}) ([1-9][0-9]{0,17}) ([^\u0000]+)$"
+"""Where a page of changes ended: microseconds since 1970, version, key."""
+_CURSOR: Final = re.compile(CHANGES_CURSOR)
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 _LIMIT: Final = 50
 _TRAILING: Final = "The views apply new changes shortly after, while `everstate run` is running."
+
+
+class _Keys(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[str]
+    at: str | None = None
 
 
 class Reading:
@@ -107,14 +134,12 @@ class Reading:
         order = _one_of(given, "order", ("oldest", "newest"))
         diff = _one_of(given, "diff", ("fields", "patch"))
         wanted = written_by(given, self._app.entity_type(entity))
-        self._wait(incoming, entity)
-        reader = self._reader(incoming.caller.mask, entity, key)
+        reader = self._seen(incoming, entity, key)
         if any(name in given for name in choice):
             scan = self._config.api.scan_rows_max
-            chosen = chosen_versions(
+            found, first, last = chosen_versions(
                 reader, entity, key, wanted, limit=size, scan=scan, before=before, after=after
             )
-            found, first, last = chosen.versions, chosen.first, chosen.last
         else:
             found = reader.history(entity, key, limit=size, before=before, after=after)
             first, last = (found[0].version, found[-1].version) if found else (0, 0)
@@ -129,14 +154,13 @@ class Reading:
             "before": first if first > 1 else None,
             "after": last if last and newest is not None and last < newest else None,
         }
-        return tagged(incoming, {}, _json(page))
+        return _answer(incoming, page)
 
     def diff(self, incoming: HttpRequest, given: Parameters, entity: str, key: str) -> HttpAnswer:
         """What changed from one version or time to another one: fields, and a JSON Patch."""
         if "from" not in given:
             raise InvalidQuery("from is missing; expected a version or a time.")
-        self._wait(incoming, entity)
-        reader = self._reader(incoming.caller.mask, entity, key)
+        reader = self._seen(incoming, entity, key)
         old, new = (_state_at(reader, entity, key, given.get(name)) for name in ("from", "to"))
         before, after = old.state, new.state
         found = {
@@ -145,7 +169,7 @@ class Reading:
             "differences": [difference_record(each) for each in differences(before, after)],
             "patch": orjson.Fragment(json_patch(row_json(before), row_json(after))),
         }
-        return tagged(incoming, {}, _json(found))
+        return _answer(incoming, found)
 
     def explain(
         self,
@@ -157,8 +181,7 @@ class Reading:
     ) -> HttpAnswer:
         """Where a version comes from and where it went; ``field``: the one that last wrote it."""
         version = _version(given, "version")
-        self._wait(incoming, entity)
-        reader = self._reader(incoming.caller.mask, entity, key)
+        reader = self._seen(incoming, entity, key)
         if field is not None:
             version = last_writer(reader.newest_first(entity, key), field).version
         found = reader.explain(entity, key, version)
@@ -168,29 +191,78 @@ class Reading:
             "archived": found.archived,
             "applied_by": found.applied_by,
         }
-        return tagged(incoming, {}, _json(record))
+        return _answer(incoming, record)
 
     def provenance(
         self, incoming: HttpRequest, _given: Parameters, entity: str, key: str
     ) -> HttpAnswer:
         """Who last wrote each field of the newest state, and what each service last wrote."""
-        reader = self._reader(incoming.caller.mask, entity, key)
-        found = who_wrote(reader.newest_first(entity, key, wait_for=incoming.wait_for))
+        found = who_wrote(self._seen(incoming, entity, key).newest_first(entity, key))
         fields = {path: _written(each) for path, each in found.fields.items()}
         answer = {"version": found.newest.version, "fields": fields, "sources": found.sources}
-        return tagged(incoming, {}, _json(answer))
+        return _answer(incoming, answer)
 
-    def reader(self, incoming: HttpRequest, entity: str) -> Reader:
-        """A reader for one request, once the views have what the request's token covers."""
-        self._wait(incoming, entity)
-        return self.views.seen_by(incoming.caller.mask)
+    def keys(self, incoming: HttpRequest, _given: Parameters, entity: str) -> HttpAnswer:
+        """Many entities by key, all at one moment; a key without an entity has null."""
+        try:
+            asked = msgspec.json.decode(incoming.body, type=_Keys)
+        except msgspec.MsgspecError as error:
+            raise InvalidBody("list of keys", (("body", str(error)),)) from error
+        if len(asked.keys) > KEYS_MAX:
+            too_many = f"at most {KEYS_MAX:,} are read at once"
+            raise InvalidBody("list of keys", (("keys", too_many),))
+        at = None if asked.at is None else parse_moment(asked.at)
+        sound = [key for key in asked.keys if "\x00" not in key]
+        found = many(self._seen(incoming, entity), entity, sound, at=at)
+        items = {key: _entity(found[key]) if key in found else None for key in asked.keys}
+        return HttpAnswer(200, {}, _json({"items": items}))
 
-    def _wait(self, incoming: HttpRequest, entity: str) -> None:
-        """Wait for the token of a request before several questions are asked of one reader."""
+    def entities(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
+        """Entities that meet conditions on their fields, now or at a world time, by pages."""
+        order, limit = order_in(given.get("order", "")), limit_of(given, self.page_max)
+        if order and "after" in given:
+            raise ContradictoryQuery(
+                "give one of after and order.", advice="/views/v1 has pages in any order."
+            )
+        found = self._seen(incoming, entity).list(
+            entity,
+            at=moment_of(given, "at"),
+            where=conditions_in(given.get("where", "")),
+            order=order,
+            after=given.get("after"),
+            limit=limit,
+        )
+        items = [{"key": each.key} | _entity(each) for each in found]
+        more = found[-1].key if len(found) == limit and not order else None
+        return _answer(incoming, {"items": items, "after": more})
+
+    def deleted(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
+        """A page of the entities that are deleted now, in the order of their keys."""
+        limit = limit_of(given, self.page_max)
+        reader = self._seen(incoming, entity)
+        found = deleted(reader, entity, after=given.get("after"), limit=limit)
+        more = found[-1].key if len(found) == limit else None
+        return _answer(incoming, {"items": list(map(version_record, found)), "after": more})
+
+    def written(self, incoming: HttpRequest, given: Parameters, entity: str) -> HttpAnswer:
+        """A page of changes by who wrote them and when, in the order of their recording."""
+        wanted = written_by(given)
+        limit, after = limit_of(given, self.page_max), _cursor(given.get("after"))
+        reader = self._seen(incoming, entity)
+        found = written(reader, entity, wanted, after=after, limit=limit)
+        more = None
+        if len(found) == limit:
+            last = found[-1]
+            more = f"{(last.recorded_at - _EPOCH) // _MICROSECOND} {last.version} {last.key}"
+        return _answer(incoming, {"items": list(map(version_record, found)), "after": more})
+
+    def _seen(self, incoming: HttpRequest, entity: str, key: str = "") -> Reader:
+        """A reader for several questions, once the views have what the request's token covers."""
         token = incoming.wait_for
         if token is not None:
             kept = "history" if self._app.keeps_history(entity) else "latest"
             wait_until(self._config, self._app, f"{entity}_{kept}", token, WAIT_S)
+        return self._reader(incoming.caller.mask, entity, key)
 
     def _reader(self, masks: Masks, entity: str, key: str) -> Reader:
         if "\x00" in key:
@@ -199,13 +271,9 @@ class Reading:
 
 
 def _version(given: Parameters, name: str, *, least: int = 1) -> int | None:
-    value = given.get(name)
-    if value is None:
+    if name not in given:
         return None
-    is_number = value.isascii() and value.isdigit() and len(value) < 20
-    if not (is_number and least <= int(value) <= _VERSION_MAX):
-        raise InvalidQuery(f"{name} is {value!r}; expected a whole number from {least} on.")
-    return int(value)
+    return whole_number(given, name, f"a whole number from {least} on", least=least)
 
 
 def _one_of(given: Parameters, name: str, values: tuple[str, ...]) -> str:
@@ -246,11 +314,8 @@ def moment_of(given: Parameters, name: str) -> datetime | None:
 
 def limit_of(given: Parameters, page_max: int) -> int:
     """How much a page has; raises InvalidQuery for a `limit` that is no number up to the most."""
-    text = given.get("limit", str(min(_LIMIT, page_max)))
-    is_number = text.isascii() and text.isdigit() and len(text) < 10
-    if not (is_number and 1 <= int(text) <= page_max):
-        raise InvalidQuery(f"limit is {text!r}; expected 1 to {page_max}.")
-    return int(text)
+    limit = {"limit": given.get("limit", str(min(_LIMIT, page_max)))}
+    return whole_number(limit, "limit", f"1 to {page_max}", least=1, most=page_max)
 
 
 def _state_at(reader: Reader, entity: str, key: str, at: str | None) -> Version | Entity:
@@ -289,6 +354,24 @@ def _written(version: Version) -> dict[str, Any]:
         name: record[name]
         for name in ("version", "occurred_at", "recorded_at", "change_id", "provenance")
     }
+
+
+def _cursor(text: str | None) -> ChangesCursor | None:
+    if text is None:
+        return None
+    found = _CURSOR.fullmatch(text)
+    if found is None:
+        raise InvalidQuery(f"after is {text!r}; expected that of an earlier page.")
+    recorded_at, version, key = found.groups()
+    return _EPOCH + int(recorded_at) * _MICROSECOND, key, int(version)
+
+
+def _entity(found: Entity) -> dict[str, Any]:
+    return {"version": found.version, "as_of": found.as_of, "state": found.state}
+
+
+def _answer(incoming: HttpRequest, value: Any) -> HttpAnswer:
+    return tagged(incoming, {}, _json(value))
 
 
 def _json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Routes that read the views: `GET /v1/{entity}/{key}` and what is below it.
+"""Routes that read an entity type: `GET /v1/{entity}/{key}` and below it, lists, and feeds.
 
 `/history`, `/diff`, `/explain`, `/explain/{field}` and `/provenance` are what they are only as
 parts of the path as it was sent: a key that ends in `/history` is sent with `%2F`.
@@ -14,13 +14,17 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
+from everstate.api.atom import ATOM_TYPE, SERVICE_TYPE
+from everstate.api.feeding import Feeding
 from everstate.api.problems import ONLY
-from everstate.api.reading import PAST, Reading
-from everstate.changes import EntityType
+from everstate.api.reading import CHANGES_CURSOR, PAST, Reading
+from everstate.changes import EntityType, Kind
 from everstate.http import openapi as says
 from everstate.http.answers import JSON
 from everstate.http.asgi import KEY, AnswerPast, Desk, Routes, parameters_of, sent_path_of
 from everstate.http.openapi import JsonSchema, Schemas
+from everstate.serving.feeds import FEED_NAME
+from everstate.serving.listing import KEYS_MAX
 
 _FIELD: Final = "{field}"
 
@@ -72,6 +76,23 @@ _HISTORY: Final = (
     ),
     *says.written_by(),
 )
+_AFTER: Final = says.query(
+    "after",
+    {"type": "string", "pattern": CHANGES_CURSOR},
+    "Continue after the page that named this.",
+)
+_KEYS: Final[JsonSchema] = {
+    "type": "object",
+    "required": ["keys"],
+    "additionalProperties": False,
+    "properties": {
+        "keys": {"type": "array", "items": says.STRING, "maxItems": KEYS_MAX},
+        "at": {"anyOf": [says.TIME, {"type": "null"}]},
+    },
+}
+_PAGE: Final = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
+_FEED: Final = says.in_path("feed", {"type": "string", "pattern": FEED_NAME}, "One of the list.")
+_KIND: Final = says.query("kind", {"enum": [*Kind]}, "Only changes of this kind.")
 
 
 def reading_router(
@@ -141,6 +162,93 @@ def reading_router(
             name=f"read_{entity}",
             summary=f"Read a {entity} from the views: now, at a time, or at a version",
         )
+    return routes.router
+
+
+def listing_router(entity_type: EntityType, reading: Reading, desk: Desk) -> APIRouter:
+    """Routes of one entity type."""
+    entity = entity_type.name
+    routes, limit = Routes(desk, entity, f"/query/v1/{entity}"), says.limit(reading.page_max)
+    ask = partial(
+        routes.ask,
+        read=partial(desk.read, entity=entity, right="read"),
+        bound={"entity": entity},
+        after=[says.wait_for(), *says.conditions()[1:]],
+        statuses=(200, 304, 400, 404, 413, 422, 504),
+        content={JSON: says.OBJECT},
+    )
+    ask(
+        "",
+        reading.entities,
+        says.text("where", "Conditions: `nights>3`; several with `;` between."),
+        says.text("order", "Fields to sort by: `-nights` for the largest first; several with `;`."),
+        says.query("at", says.TIME, "Entities as they were at this time in the world."),
+        limit,
+        says.text("after", "Only keys after this one; without `order`."),
+        name=f"query_{entity}_list",
+        summary=f"{entity} entities that meet conditions on their fields, now or at a time",
+    )
+    ask(
+        "/keys",
+        reading.keys,
+        name=f"query_{entity}_keys",
+        summary=f"Many {entity} entities by key, all at one moment",
+        method="POST",
+        body=says.body_of((JSON, _KEYS)),
+        after=[says.wait_for()],
+        statuses=(200, 400, 404, 413, 422, 504),
+    )
+    ask(
+        "/deleted",
+        reading.deleted,
+        limit,
+        says.text("after", "Only keys after this one."),
+        name=f"query_{entity}_deleted",
+        summary=f"{entity} entities that are deleted now, and who deleted them",
+    )
+    ask(
+        "/changes",
+        reading.written,
+        *(*says.written_by(), limit, _AFTER),
+        name=f"query_{entity}_changes",
+        summary=f"Changes of {entity} entities by who wrote them and when",
+    )
+    return routes.router
+
+
+def feed_router(entity_type: EntityType, feeding: Feeding, desk: Desk) -> APIRouter:
+    """The routes of one entity type."""
+    entity = entity_type.name
+    routes = Routes(desk, entity, feeding.place)
+    ask = partial(
+        routes.ask,
+        read=partial(desk.read, entity=entity, right="read"),
+        after=says.conditions()[1:],
+        statuses=(200, 304, 400, 404, 422),
+        content={JSON: says.OBJECT, ATOM_TYPE: says.STRING},
+    )
+    ask(
+        "",
+        feeding.listed,
+        content={JSON: says.OBJECT, SERVICE_TYPE: says.STRING},
+        name=f"feeds_{entity}",
+        summary=f"The feeds of {entity} changes: one of each partition of the changelog",
+    )
+    ask(
+        "/{feed}",
+        feeding.page,
+        *(_FEED, _KIND),
+        name=f"feed_{entity}",
+        summary=f"The newest page of a feed of {entity} changes, which is not closed yet",
+    )
+    ask(
+        "/{feed}/{page}",
+        feeding.page,
+        *(_FEED, says.in_path("page", _PAGE, "Number of the page, from 0 on."), _KIND),
+        statuses=(200, 304, 400, 404, 410, 422),
+        name=f"feed_{entity}_page",
+        summary=f"A page of a feed of {entity} changes; a closed one never changes",
+    )
     return routes.router
 
 

@@ -23,21 +23,13 @@ from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
+from everstate.api.events import EventBatches, InThread, StreamEvent, failed, while_valid
 from everstate.api.guards import IS_HEAD, refuse
 from everstate.api.problems import answer_of
-from everstate.api.subscribing import (
-    EventBatches,
-    InThread,
-    StreamEvent,
-    Subscriptions,
-    Wish,
-    failed,
-    while_valid,
-)
-from everstate.api.view_access import admit_to_view
+from everstate.api.subscribing import Subscriptions, Wish
 from everstate.api.view_following import ViewSubscriptions, ViewWish
 from everstate.api.view_reading import PLACE
-from everstate.api.view_router import view_parameter
+from everstate.api.view_router import admit_to_view, view_parameter
 from everstate.changes import EntityType
 from everstate.errors import EverstateError
 from everstate.http import openapi as says

@@ -7,25 +7,24 @@ with it continues after that event, without a gap and without a double.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing, closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Final, Literal, NamedTuple, TypeVar, get_args
+from typing import IO, Any, Final, Literal, get_args
 
 import orjson
 
+from everstate.api.events import (
+    EventBatches,
+    InThread,
+    SharedReaders,
+    StreamEvent,
+    Subscriber,
+    before_beat,
+)
 from everstate.app import App
 from everstate.changes import EntityType, Kind
 from everstate.changes.json_numbers import decode
@@ -34,29 +33,17 @@ from everstate.changes.row_json import row_json
 from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_token
 from everstate.changes.triggers import Trigger, when
 from everstate.config import Config
-from everstate.errors import (
-    EverstateError,
-    InvalidQuery,
-    InvalidTrigger,
-    NotFound,
-    Unauthenticated,
-    Unavailable,
-)
+from everstate.errors import InvalidQuery, InvalidTrigger, NotFound
 from everstate.http.masks import Mask
 from everstate.serving import Reader
 from everstate.serving.changes import BEGINNING, NOW, Changes, Delivery
 from everstate.serving.hub import ChangeHub, Subscription, key_of
 from everstate.serving.snapshots import read_live
 
-T = TypeVar("T")
-InThread = Callable[[Callable[[], T]], Awaitable[T]]
-
 WhenSlow = Literal["disconnect", "drop"]
 """What happens to a subscriber that takes changes more slowly than they come."""
 
 _PROVENANCE: Final = ("service", "identifier", "actor")
-_BEAT_S: Final = 15.0
-"""A subscription without changes for so long gets its position, and proxies see that it lives."""
 _CHUNK: Final = 200
 _CHUNK_BYTES: Final = 2**21
 """A chunk of the past ends after so many bytes of changes, though it has fewer than `_CHUNK`."""
@@ -69,26 +56,6 @@ _WAITING_MAX: Final = 10_000
 """Changes that wait to be taken, of at most 32 MiB; they are the hub's, and no copies."""
 _CATCHING_UP_MAX: Final = 8
 """Subscribers for which the past is read at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEvent:
-    """One event of a subscription."""
-
-    name: str
-    """``change``, ``current``, ``live``, ``dropped``, ``error``; ``""``: only a new position."""
-    data: str = ""
-    """JSON."""
-    token: str | None = None
-    """Continue after this event with it; ``None``: after the event before."""
-    failure: EverstateError | None = None
-    """Of an `error`."""
-
-
-EventBatches = AsyncGenerator[Sequence[StreamEvent], None]
-"""Events in order, in lists of those that are ready together: a server sends a list at once.
-
-Whoever has one closes it; see :func:`started`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,126 +141,93 @@ class _Present:
     """Of one key: they contain its changes up to this version."""
 
 
-class _Begun(NamedTuple):
-    """A subscription, and the changes before it that its subscriber has not had."""
-
-    subscription: Subscription
-    past: Changes | None
-
-    def leave(self, hub: ChangeHub) -> None:
-        """End both."""
-        hub.leave(self.subscription)
-        if self.past is not None:
-            self.past.close()
-
-
-class Subscriptions:
-    """The hubs of all entity types. Used by one event loop."""
+class Subscriptions(SharedReaders[ChangeHub]):
+    """The subscriptions to all entity types, and their hubs. Used by one event loop."""
 
     def __init__(self, config: Config, app: App) -> None:
-        self._config, self._app = config, app
-        self._hubs: dict[str, ChangeHub] = {}
-        self._catching_up: asyncio.Semaphore | None = None
-        self._is_closed = False
-
-    def close(self) -> None:
-        """End all subscriptions; their subscribers get an event that says so."""
-        self._is_closed = True
-        for hub in list(self._hubs.values()):
-            hub.close()
+        super().__init__(partial(ChangeHub, config, app))
+        self.config, self.app = config, app
+        self.turns = asyncio.Semaphore(_CATCHING_UP_MAX)
+        """For subscribers that read the past."""
 
     async def open(self, wish: Wish, work: InThread[Any]) -> EventBatches:
         """Begin a subscription; out: its events, which end when it is closed or fails.
 
         ``work`` runs a blocking call in a thread. Raises InvalidToken, DataLoss, Unavailable.
         """
-        if self._is_closed:
-            raise Unavailable("the server is being stopped.")
-        entity = wish.entity_type.name
-        if self._catching_up is None:
-            self._catching_up = asyncio.Semaphore(_CATCHING_UP_MAX)
-        hub = self._hubs.setdefault(entity, ChangeHub(self._config, self._app, entity))
-        loop, awake = asyncio.get_running_loop(), asyncio.Event()
+        return await ChangeSubscriber(self, wish, work).opened()
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(awake.set)
 
-        begin = partial(self._begin, wish, hub, wake, work)
-        begun = await begin(_position(wish))
-        return await started(self._events(wish, hub, begun, begin, awake, work))
+class ChangeSubscriber(Subscriber[Subscriptions, Wish]):
+    """A subscription to the changes of an entity type."""
 
-    async def _begin(
-        self,
-        wish: Wish,
-        hub: ChangeHub,
-        wake: Callable[[], None],
-        work: InThread[Any],
-        since: LogPosition | None,
-    ) -> _Begun:
-        """A subscription behind a position, or one from now on and the changes before it."""
-        subscribe = partial(hub.subscribe, wake, key=wish.key, wants=wish.wants, since=since)
-        subscription = await work(partial(subscribe, limit=_WAITING_MAX))
+    _hub: ChangeHub
+    _subscription: Subscription
+    _past: Changes | None = None
+    """The changes before the subscription that the subscriber has not had."""
+
+    async def begin(self, since: LogPosition | None = None) -> None:
+        """Subscribe behind a position, or from now on and read the changes before."""
+        wish, name = self.wish, self.wish.entity_type.name
+        since = since or _position(wish)
+        self._hub = hub = await self.home.joined(name, self.wake, self.work)
         try:
-            if wish.since == NOW or subscription.goes_on:
-                return _Begun(subscription, None)
-            begin = wish.since if since is None else str(Token({wish.entity_type.name: since}))
-            until = hub.token_of(subscription.spots)
-            make = partial(Changes, self._config, self._app, wish.entity_type.name)
-            return _Begun(subscription, await work(partial(make, since=begin, until=until)))
+            subscribe = partial(hub.subscribe, self.wake, key=wish.key, wants=wish.wants)
+            self._subscription = await self.work(
+                partial(subscribe, since=since, limit=_WAITING_MAX)
+            )
+            if wish.since != NOW and not self._subscription.goes_on:
+                make = partial(Changes, self.home.config, self.home.app, name)
+                begin = wish.since if since is None else str(Token({name: since}))
+                until = hub.token_of(self._subscription.spots)
+                self._past = await self.work(partial(make, since=begin, until=until))
         except BaseException:
-            hub.leave(subscription)
+            hub.leave(self.wake)
             raise
 
-    async def _events(
-        self,
-        wish: Wish,
-        hub: ChangeHub,
-        begun: _Begun,
-        begin: Callable[[LogPosition], Awaitable[_Begun]],
-        awake: asyncio.Event,
-        work: InThread[Any],
-    ) -> EventBatches:
-        spots: Mapping[Partition, Spot] = begun.subscription.spots
-        version = 0
-        try:
-            yield []
-            if wish.is_current_wanted:
-                present = await work(partial(self._present, wish, spots))
-                spots, version = present.spots, present.version
-                with present.rows as lines:
-                    rows = (StreamEvent("current", line.decode().rstrip("\n")) for line in lines)
-                    for batch in _batches(rows):
-                        yield batch
-            while begun.past is not None:
-                async for batch in self._past(wish, begun.past, work):
-                    yield batch
-                if not begun.subscription.is_overrun:
-                    break
-                # More changes came meanwhile than may wait. It begins again where the past ended.
-                over, begun = begun, await begin(hub.position_of(spots))
-                over.leave(hub)
-                spots = begun.subscription.spots
-            yield [StreamEvent("live", "{}", hub.token_of(spots))]
-            async for batch in _live(wish, hub, begun.subscription, spots, version, awake):
-                yield batch
-        except EverstateError as error:
-            yield [failed(error)]
-        finally:
-            begun.leave(hub)
+    def leave(self) -> None:
+        """End the subscription, and the reading of its past."""
+        self._hub.leave(self.wake)
+        if self._past is not None:
+            self._past.close()
+            self._past = None
 
-    async def _past(self, wish: Wish, past: Changes, work: InThread[Any]) -> EventBatches:
+    async def events(self) -> EventBatches:
+        """The present rows or the past, as it is wanted, and then changes as they come."""
+        spots: Mapping[Partition, Spot] = self._subscription.spots
+        version = 0
+        if self.wish.is_current_wanted:
+            present = await self.work(partial(self._present, spots))
+            spots, version = present.spots, present.version
+            with present.rows as lines:
+                rows = (StreamEvent("current", line.decode().rstrip("\n")) for line in lines)
+                for batch in _batches(rows):
+                    yield batch
+        while self._past is not None:
+            async for batch in self.past(self._past):
+                yield batch
+            if not self._subscription.is_overrun:
+                break
+            # More changes came meanwhile than may wait. It begins again where the past ended.
+            self.leave()
+            await self.begin(self._hub.position_of(spots))
+            spots = self._subscription.spots
+        yield [StreamEvent("live", "{}", self._hub.token_of(spots))]
+        async for batch in self.live(spots, version):
+            yield batch
+
+    async def past(self, past: Changes) -> EventBatches:
         """The changes before the subscription began.
 
         A subscriber takes its turn for each chunk: one that takes its batches slowly holds up none.
         """
-        turns, token = self._catching_up, past.token
-        assert turns is not None
+        turns, token = self.home.turns, past.token
         with closing(iter(past)) as deliveries:  # type: ignore[type-var]
             while True:
-                while not await _took_turn(turns):
+                while not await before_beat(turns.acquire()):
                     yield [StreamEvent("", token=token)]
                 try:
-                    chunk = await work(partial(_chunk, deliveries, wish))
+                    chunk = await self.work(partial(_chunk, deliveries, self.wish))
                 finally:
                     turns.release()
                 if not chunk:
@@ -302,8 +236,43 @@ class Subscriptions:
                 for batch in _batches(chunk):
                     yield batch
 
-    def _present(self, wish: Wish, spots: Mapping[Partition, Spot]) -> _Present:
+    async def live(self, begin: Mapping[Partition, Spot], version: int) -> EventBatches:
+        """The changes behind ``begin`` as they come; of one key, those after ``version``."""
+        hub, subscription, spots = self._hub, self._subscription, dict(begin)
+
+        def events(taken: Iterable[Delivery]) -> Iterator[StreamEvent]:
+            for delivery in taken:
+                if delivery.spot <= spots[delivery.partition]:
+                    continue
+                # What came before it in the other partitions was taken before it, or is not wanted.
+                _advance(spots, delivery.spots)
+                if version and delivery.change.version <= version:
+                    continue
+                yield _change(self.wish, delivery, hub.token_of(spots))
+
+        while True:
+            self.awake.clear()
+            taken, dropped = subscription.take()
+            if dropped:
+                if self.wish.when_slow == "disconnect":
+                    yield [StreamEvent("slow", _SLOW)]
+                    return
+                yield [StreamEvent("dropped", orjson.dumps({"changes": dropped}).decode())]
+            for batch in _batches(events(taken)):
+                yield batch
+            if (failure := subscription.failure or hub.failure) is not None:
+                raise failure.with_traceback(None)
+            if taken:
+                continue
+            if await self.is_awake():
+                await asyncio.sleep(_GATHER_S)
+            else:
+                _advance(spots, hub.reached(subscription))
+                yield [StreamEvent("", token=hub.token_of(spots))]
+
+    def _present(self, spots: Mapping[Partition, Spot]) -> _Present:
         """The present rows: read after the subscription began, so that no change is missing."""
+        wish, config, app = self.wish, self.home.config, self.home.app
         entity, lines = wish.entity_type.name, SpooledTemporaryFile(_PRESENT_BYTES)
 
         def add(key: str, version: int, state: Any) -> None:
@@ -311,7 +280,7 @@ class Subscriptions:
             lines.write(row_json(row) + b"\n")
 
         if wish.key is not None:
-            with Reader(self._config, self._app) as reader:
+            with Reader(config, app) as reader:
                 try:
                     found = reader.get(entity, wish.key)
                 except NotFound:
@@ -326,64 +295,9 @@ class Subscriptions:
             for row in rows:
                 add(*row)
 
-        position = read_live(self._config, self._app, entity, take)
+        position = read_live(config, app, entity, take)
         lines.seek(0)
         return _Present(lines, position.spots)
-
-
-async def _took_turn(turns: asyncio.Semaphore) -> bool:
-    """Wait for a turn, which the caller releases; false: it is time for a sign of life."""
-    try:
-        async with asyncio.timeout(_BEAT_S):
-            await turns.acquire()
-    except TimeoutError:
-        return False
-    return True
-
-
-async def _live(
-    wish: Wish,
-    hub: ChangeHub,
-    subscription: Subscription,
-    begin: Mapping[Partition, Spot],
-    version: int,
-    awake: asyncio.Event,
-) -> EventBatches:
-    """The changes behind ``begin`` as they come; of one key, those after ``version``."""
-    spots = dict(begin)
-
-    def events(taken: Iterable[Delivery]) -> Iterator[StreamEvent]:
-        for delivery in taken:
-            if delivery.spot <= spots[delivery.partition]:
-                continue
-            # What came before it in the other partitions was taken before it, or is not wanted.
-            _advance(spots, delivery.spots)
-            if version and delivery.change.version <= version:
-                continue
-            yield _change(wish, delivery, hub.token_of(spots))
-
-    while True:
-        awake.clear()
-        taken, dropped = subscription.take()
-        if dropped:
-            if wish.when_slow == "disconnect":
-                yield [StreamEvent("slow", _SLOW)]
-                return
-            yield [StreamEvent("dropped", orjson.dumps({"changes": dropped}).decode())]
-        for batch in _batches(events(taken)):
-            yield batch
-        if subscription.failure is not None:
-            yield [failed(subscription.failure)]
-            return
-        if taken:
-            continue
-        try:
-            async with asyncio.timeout(_BEAT_S):
-                await awake.wait()
-            await asyncio.sleep(_GATHER_S)
-        except TimeoutError:
-            _advance(spots, hub.reached(subscription))
-            yield [StreamEvent("", token=hub.token_of(spots))]
 
 
 def _advance(spots: dict[Partition, Spot], reached: Mapping[Partition, Spot]) -> None:
@@ -410,35 +324,6 @@ _SLOW: Final = orjson.dumps(
 ).decode()
 
 
-async def started(batches: EventBatches) -> EventBatches:
-    """The same after its first batch, which is empty.
-
-    A generator that has not begun does nothing when it is closed: the subscription of a client
-    that leaves before its first event would stay.
-    """
-    await anext(batches)
-    return batches
-
-
-async def while_valid(batches: EventBatches, expires: datetime | None) -> EventBatches:
-    """The events until the subscriber's token expires, and then an `error`; ``None``: never."""
-    async with aclosing(batches):
-        while True:
-            left_s = None if expires is None else (expires - datetime.now(UTC)).total_seconds()
-            try:
-                async with asyncio.timeout(left_s):
-                    batch = await anext(batches)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                yield [failed(Unauthenticated("the token has expired."))]
-                return
-            yield batch
-            # A connection that takes a batch at once does not wait: without this, others of the
-            # loop would have no turn until all batches are sent, nor would a lost connection.
-            await asyncio.sleep(0)
-
-
 def _chunk(deliveries: Iterator[Delivery], wish: Wish) -> list[StreamEvent]:
     """The next events of the past; empty at its end. A chunk without wanted changes has one."""
     events, last, held = list[StreamEvent](), None, 0
@@ -454,12 +339,6 @@ def _chunk(deliveries: Iterator[Delivery], wish: Wish) -> list[StreamEvent]:
 def _change(wish: Wish, delivery: Delivery, token: str) -> StreamEvent:
     shown = wish.mask.change(delivery.record.value or b"")
     return StreamEvent("change", shown.decode(), token)
-
-
-def failed(error: EverstateError) -> StreamEvent:
-    """The event that says why a subscription ends."""
-    said = {"type": f"urn:everstate:error:{type(error).__name__}", "detail": error.public}
-    return StreamEvent("error", orjson.dumps(said).decode(), failure=error)
 
 
 def _position(wish: Wish) -> LogPosition | None:

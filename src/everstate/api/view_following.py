@@ -8,25 +8,21 @@ remembered.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import orjson
 
-from everstate.api.subscribing import EventBatches, InThread, StreamEvent, failed, started
+from everstate.api.events import EventBatches, InThread, SharedReaders, StreamEvent, Subscriber
 from everstate.app import App
 from everstate.changes.quoting import conditions_in
 from everstate.config import Config
-from everstate.errors import EverstateError, InvalidQuery, Unavailable
+from everstate.errors import InvalidQuery
 from everstate.serving.predicates import condition
 from everstate.serving.view_columns import ViewColumn, column_of
 from everstate.serving.view_watch import RowChange, RowStep, SeenRow, ViewWatch, WholeView
-
-_BEAT_S: Final = 15.0
-"""A subscription without changes for so long gets its position, and proxies see that it lives."""
 
 Reason = Literal["began", "missed", "version"]
 """Why all rows come: the subscription begins; steps since its token are not remembered; readers
@@ -82,19 +78,11 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
-class ViewSubscriptions:
-    """The watches of all views that are followed. Used by one event loop."""
+class ViewSubscriptions(SharedReaders[ViewWatch]):
+    """The subscriptions to all views, and their watches. Used by one event loop."""
 
     def __init__(self, config: Config, app: App) -> None:
-        self._config, self._app = config, app
-        self._watches: dict[str, ViewWatch] = {}
-        self._is_closed = False
-
-    def close(self) -> None:
-        """End all subscriptions; their subscribers get an event that says so."""
-        self._is_closed = True
-        for watch in list(self._watches.values()):
-            watch.close()
+        super().__init__(partial(ViewWatch, config, app))
 
     async def open(self, wish: ViewWish, work: InThread[Any]) -> EventBatches:
         """Begin a subscription; out: its events, which end when it is closed or fails.
@@ -102,76 +90,56 @@ class ViewSubscriptions:
         ``work`` runs a blocking call in a thread. Raises UnknownView, NotFound, InvalidQuery,
         TooManyRows and Unavailable.
         """
-        loop, awake = asyncio.get_running_loop(), asyncio.Event()
+        return await _ViewSubscriber(self, wish, work).opened()
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(awake.set)
 
-        watch = await self._joined(wish.view, wake, work)
+class _ViewSubscriber(Subscriber[ViewSubscriptions, ViewWish]):
+    """A subscription to the rows of a view."""
+
+    _watch: ViewWatch
+
+    async def begin(self) -> None:
+        """Join the watch of the view; raises as :meth:`ViewSubscriptions.open`."""
+        self._watch = await self.home.joined(self.wish.view, self.wake, self.work)
         try:
-            RowFilter(wish, watch.whole().columns)
+            RowFilter(self.wish, self._watch.whole().columns)
         except BaseException:
-            watch.leave(wake)
+            self.leave()
             raise
-        return await started(_events(wish, watch, awake, wake))
 
-    async def _joined(self, view: str, wake: Callable[[], None], work: InThread[Any]) -> ViewWatch:
-        """The watch of a view, which the subscriber has joined."""
-        while not self._is_closed:
-            watch = self._watches.get(view)
-            if watch is None:
-                watch = self._watches[view] = ViewWatch(self._config, self._app, view)
-            if await work(partial(watch.join, wake)):
-                return watch
-            if self._watches.get(view) is watch:
-                del self._watches[view]
-        raise Unavailable("the server is being stopped.")
+    def leave(self) -> None:
+        """Stop following."""
+        self._watch.leave(self.wake)
 
-
-async def _events(
-    wish: ViewWish, watch: ViewWatch, awake: asyncio.Event, wake: Callable[[], None]
-) -> EventBatches:
-    try:
-        yield []
-        async for batch in _steps(wish, watch, awake):
-            yield batch
-    except EverstateError as error:
-        yield [failed(error)]
-    finally:
-        watch.leave(wake)
-
-
-async def _steps(wish: ViewWish, watch: ViewWatch, awake: asyncio.Event) -> EventBatches:
-    """All rows, then each step; all rows again when steps are forgotten."""
-    whole = watch.whole()
-    rows, version = RowFilter(wish, whole.columns), whole.version
-    number = None if wish.since is None else watch.number_of(wish.since)
-    reason: Reason = "began" if wish.since is None else "missed"
-    while True:
-        awake.clear()
-        steps = None if number is None else watch.behind(number)
-        if steps is None or number is None:
-            whole = watch.whole()
-            if whole.version != version:
-                reason = "version"
-                rows, version = RowFilter(wish, whole.columns), whole.version
-            yield [_snapshot(watch, whole, rows, reason)]
-            number, reason = whole.number, "missed"
-            continue
-        for step in steps:
-            number = step.number
-            changes = rows.changed(step.changes)
-            if changes:
-                yield [_changed(watch, step, changes)]
-        if steps:
-            continue
-        if watch.failure is not None:
-            raise watch.failure.with_traceback(None)
-        try:
-            async with asyncio.timeout(_BEAT_S):
-                await awake.wait()
-        except TimeoutError:
-            yield [StreamEvent("", token=watch.id_of(number))]
+    async def events(self) -> EventBatches:
+        """All rows, then each step; all rows again when steps are forgotten."""
+        wish, watch = self.wish, self._watch
+        whole = watch.whole()
+        rows, version = RowFilter(wish, whole.columns), whole.version
+        number = None if wish.since is None else watch.number_of(wish.since)
+        reason: Reason = "began" if wish.since is None else "missed"
+        while True:
+            self.awake.clear()
+            steps = None if number is None else watch.behind(number)
+            if steps is None or number is None:
+                whole = watch.whole()
+                if whole.version != version:
+                    reason = "version"
+                    rows, version = RowFilter(wish, whole.columns), whole.version
+                yield [_snapshot(watch, whole, rows, reason)]
+                number, reason = whole.number, "missed"
+                continue
+            for step in steps:
+                number = step.number
+                changes = rows.changed(step.changes)
+                if changes:
+                    yield [_changed(watch, step, changes)]
+            if steps:
+                continue
+            if watch.failure is not None:
+                raise watch.failure.with_traceback(None)
+            if not await self.is_awake():
+                yield [StreamEvent("", token=watch.id_of(number))]
 
 
 def _snapshot(watch: ViewWatch, whole: WholeView, rows: RowFilter, reason: Reason) -> StreamEvent:

@@ -8,15 +8,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from starlette.requests import HTTPConnection
 
-from everstate.api.view_access import read_of_any, read_of_view
 from everstate.api.view_reading import LAG_CHANGES, LAG_SECONDS, PLACE, VIEW_VERSION, ViewReading
 from everstate.http import openapi as says
-from everstate.http.answers import JSON
-from everstate.http.asgi import KEY, Desk, Routes
-from everstate.http.callers import TOKEN
+from everstate.http.answers import JSON, HttpRequest
+from everstate.http.asgi import KEY, Desk, Routes, headers_of
+from everstate.http.callers import TOKEN, Caller
 from everstate.http.openapi import JsonSchema
+from everstate.serving.masking import entities_read_by
 from everstate.views.project import Project, known_views
 
 _KNOWN: Final = says.conditions()[1:]
@@ -102,3 +103,35 @@ def view_parameter(project: Project) -> JsonSchema:
     """The parameter of the path that names a view."""
     names = sorted({*known_views(project), *project.refused_views})
     return says.in_path("view", {"type": "string", "enum": names}, "Name of the view.")
+
+
+def admit_to_view(desk: Desk, connection: HTTPConnection, project: Project) -> Caller:
+    """The caller, who may read the view of the path: every entity type in it, without a mask.
+
+    A row may have the values of any field of these types under another name, so that a caller from
+    whom fields are hidden does not see the rows at all.
+    Raises Unauthenticated, TooManyRequests, and NotPermitted also where a field is hidden.
+    """
+    view = connection.path_params["view"]
+    entities = entities_read_by(project, view)
+    caller = desk.admit(connection, entities[0], "read")
+    for entity in entities:
+        desk.admit(connection, entity, "read")
+        caller.mask(entity).refuse_all(f"the rows of view {view}")
+    return caller
+
+
+async def read_of_view(desk: Desk, request: Request, project: Project) -> HttpRequest:
+    """The request of a caller who may read the view of its path."""
+    admit_to_view(desk, request, project)
+    return await desk.read(
+        request, entities_read_by(project, request.path_params["view"])[0], "read"
+    )
+
+
+async def read_of_any(desk: Desk, request: Request) -> HttpRequest:
+    """The request of any caller, for an answer that has only what the caller may see."""
+    caller = desk.admit_any(request)
+    return HttpRequest(
+        method=request.method, path=request.url.path, headers=headers_of(request), caller=caller
+    )

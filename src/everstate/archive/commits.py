@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
+import msgspec
 from deltalake import DeltaTable
 from pyarrow.fs import FileSystem, FileType
 
@@ -51,27 +52,7 @@ class CommitNote:
 
     def to_json(self) -> str:
         """The user metadata of the commit."""
-        return json.dumps(
-            {
-                _NOTE: {
-                    "entity": self.entity,
-                    "epoch": self.epoch,
-                    "writer": self.writer,
-                    "ranges": [
-                        {
-                            "generation": r.generation,
-                            "partition": r.partition,
-                            "start": r.start,
-                            "end": r.end,
-                        }
-                        for r in self.ranges
-                    ],
-                    "positions": self.positions,
-                    "topics": {generation: list(ids) for generation, ids in self.topics.items()},
-                }
-            },
-            separators=(",", ":"),
-        )
+        return msgspec.json.encode({_NOTE: self}).decode()
 
     @classmethod
     def from_json(cls, text: str | None) -> CommitNote | None:
@@ -82,17 +63,8 @@ class CommitNote:
             return None
         if not isinstance(note, dict) or "ranges" not in note:
             return None
-        return cls(
-            entity=note["entity"],
-            epoch=note["epoch"],
-            writer=note["writer"],
-            ranges=tuple(CommittedRange(**entry) for entry in note["ranges"]),
-            positions={
-                int(generation): {int(partition): offset for partition, offset in offsets.items()}
-                for generation, offsets in note["positions"].items()
-            },
-            topics={int(g): (ids[0], ids[1]) for g, ids in note["topics"].items()},
-        )
+        # Raises ValueError for a note that lacks a part: to pass over it would move the position.
+        return msgspec.convert(note, cls, str_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +90,6 @@ class Commit:
     operation: str
     user_metadata: str | None
     added: tuple[AddedFile, ...]
-    removed_files: int
 
     @property
     def note(self) -> CommitNote | None:
@@ -230,7 +201,6 @@ def _parse(version: int, text: bytes) -> Commit:
         operation=str(info.get("operation", "")),
         user_metadata=info.get("userMetadata"),
         added=tuple(_added(action["add"]) for action in actions if "add" in action),
-        removed_files=sum("remove" in action for action in actions),
     )
 
 

@@ -50,14 +50,10 @@ def archive_errors(doing: str) -> Iterator[None]:
             f"{doing}: there is no archive yet.", advice="Start one with `everstate run`."
         ) from cause
     except (DeltaError, pa.ArrowException, OSError, ValueError) as cause:  # ValueError: no JSON
-        reason = _one_line(str(cause))
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(cause))
+        reason = re.sub(r"\s+", " ", plain).strip()[:300]
         if "No space left on device" in reason:
             raise ArchiveFull(f"{doing}: the disk is full ({reason}).") from cause
         if "CRC checksum" in reason:
             raise ArchiveDamaged(f"{doing}: a page differs from its sum ({reason}).") from cause
         raise ArchiveError(f"{doing}: {reason}") from cause
-
-
-def _one_line(text: str) -> str:
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    return re.sub(r"\s+", " ", plain).strip()[:300]

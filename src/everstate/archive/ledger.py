@@ -156,7 +156,7 @@ class Ledger:
             topics={row.generation: (row.cluster_id or "", row.topic_id or "") for row in rows},
         )
         note_json = note.to_json()
-        return Commit(newest.commit_version, newest.committed_at, "WRITE", note_json, (), 0)
+        return Commit(newest.commit_version, newest.committed_at, "WRITE", note_json, ())
 
     def _stored(self) -> list[LedgerRow]:
         found = self._read()

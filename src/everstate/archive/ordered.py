@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,10 @@ RECORD_COLUMNS: Final = (
     *("raw_key", "raw_value", "raw_headers"),
 )
 """Columns that make up a record of the log."""
+RecordParts: TypeAlias = tuple[
+    int, int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int
+]
+"""Partition, offset, milliseconds since 1970, key, value, headers, type of the timestamp."""
 _PLACE: Final = ("generation", "partition", "offset")
 _SLICE_ROWS: Final = 10_000
 _DIRECT_ROWS: Final = 50_000
@@ -290,3 +294,20 @@ def _slices(records: pa.Table) -> Iterator[pa.Table]:
 def _slice_rows(rows: int, size: int) -> int:
     """How many of so many rows are read at once, by their bytes."""
     return max(1, min(_SLICE_ROWS, rows * _SLICE_BYTES // max(1, size)))
+
+
+def record_parts(rows: pa.RecordBatch | pa.Table) -> Iterator[RecordParts]:
+    """The parts of each row's record, from the columns in :data:`RECORD_COLUMNS`.
+
+    A timestamp is a number, because Kafka stores times that Python's dates do not reach.
+    """
+    millis = pc.divide(pc.cast(rows["timestamp"], pa.int64()), 1_000)
+    columns: list[list[Any]] = [
+        *(rows[name].to_pylist() for name in ("partition", "offset")),
+        millis.to_pylist(),
+        *(rows[name].to_pylist() for name in ("raw_key", "raw_value", "raw_headers")),
+        rows["timestamp_type"].to_pylist(),
+    ]
+    for partition, offset, moment, key, value, headers, kind in zip(*columns, strict=True):
+        named = tuple((header["key"], header["value"]) for header in headers or ())
+        yield partition, offset, moment, key, value, named, kind

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
-from operator import and_
 from typing import Final
 
 import pyarrow as pa
@@ -79,8 +77,7 @@ class ArchiveReader:
         """
         rows = self._ledger.rows()
         known = max((row.commit_version for row in rows), default=-1)
-        for commit in self._log.commits(known):
-            rows += ledger_rows(commit)
+        rows += self._added_since(known)
         begins: dict[int, int] = {}
         for row in rows:
             if row.generation == generation:
@@ -183,7 +180,8 @@ class ArchiveReader:
 
     def locate(self, generation: int, partition: int, offset: int) -> Location | None:
         """File and commit of one offset; ``None``: not archived (yet), or not a record."""
-        condition = _at(generation, partition, offset)
+        here = (ds.field("generation") == generation) & (ds.field("partition") == partition)
+        condition = here & (ds.field("offset") == offset)
         with archive_errors(f"reading the archive of {self.entity}"):
             files = [
                 file.path for file in self.files() if file.may_hold(partition, offset, offset + 1)
@@ -206,12 +204,15 @@ class ArchiveReader:
         known = self._ledger.brought(generation, partition, offset)
         if known is not None:
             return known
-        newest = self._ledger.newest()
-        for row in (row for commit in self._log.commits(newest) for row in ledger_rows(commit)):
+        for row in self._added_since(self._ledger.newest()):
             here = row.generation == generation and row.partition == partition
             if here and row.start <= offset < row.end:
                 return row
         return None
+
+    def _added_since(self, newest: int) -> Iterator[LedgerRow]:
+        """The ranges of commits that the ledger does not have; ``newest``: its newest commit."""
+        return (row for commit in self._log.commits(newest) for row in ledger_rows(commit))
 
     def _table(self) -> DeltaTable:
         return table_of(self.path)
@@ -227,8 +228,3 @@ def _filesystem(path: str) -> FileSystem:
 
 def _dataset(path: str, files: list[str], schema: pa.Schema) -> ds.Dataset:
     return ds.dataset(files, schema=schema, filesystem=_filesystem(path), format=CHECKED_PARQUET)
-
-
-def _at(generation: int, partition: int, offset: int) -> ds.Expression:
-    place = {"partition": partition, "offset": offset, "generation": generation}
-    return reduce(and_, (ds.field(name) == value for name, value in place.items()))

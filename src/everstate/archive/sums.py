@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
@@ -258,14 +258,6 @@ class _CheckedFile(io.RawIOBase):
         found = content[self._at - start : end - start]
         self._at = end
         return found
-
-    def readinto(self, buffer: Any) -> int:
-        found = self.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
-
-    def readall(self) -> bytes:
-        return self.read()
 
     def close(self) -> None:
         self._file.close()

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
+import urllib.error
+import urllib.request
 import uuid
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from http.client import HTTPException
 from typing import Any, Final
 
+import msgspec
+import orjson
 from prometheus_client import Counter, Gauge
 
 from everstate.app import App
-from everstate.attention.alerts import Alert, Alerts
+from everstate.attention.alerts import Alert, Alerts, Tracked
 from everstate.attention.conditions import NO_ROLE
 from everstate.attention.looking import Looking, SeenProject
-from everstate.attention.webhook import deliver
 from everstate.config import Config
+from everstate.errors import Unavailable
 from everstate.parts import PartRun
 from everstate.private import private_folder, write_private
 from everstate.runtime.worker import Repeated, Worker, part_of
@@ -45,6 +48,13 @@ _PAUSE_S: Final = 1.0
 _PAUSE_S_MAX: Final = 300.0
 _OWN: Final = f"part:alerts: {WEBHOOK}"
 """The condition that the webhook does not answer: it cannot be sent to the webhook."""
+
+
+class _Stored(msgspec.Struct):
+    """The state of the alerts in its file."""
+
+    tracked: list[Tracked]
+    unsent: list[Alert]
 
 
 class Alerting:
@@ -112,23 +122,20 @@ class Alerting:
     def _restore(self) -> None:
         """Continue where an earlier process ended."""
         try:
-            stored: dict[str, Any] = json.loads(self._file.read_text("utf-8"))
-            self._alerts.restore(stored["tracked"])
-            self._unsent = deque(Alert(**each) for each in stored["unsent"])
+            stored = msgspec.json.decode(self._file.read_bytes(), type=_Stored)
+            self._alerts.restore(stored.tracked)
+            self._unsent = deque(stored.unsent)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError) as error:
             logger.warning("%s is not readable, and alerts fire again: %s", self._file, error)
 
     def _store(self) -> None:
         """Write the state; a full disk must not end the role."""
-        state = {
-            "tracked": self._alerts.as_json(),
-            "unsent": [asdict(each) for each in self._unsent],
-        }
+        state = _Stored(list(self._alerts.tracked.values()), list(self._unsent))
         try:
             private_folder(self._file.parent)
-            write_private(self._file, json.dumps(state))
+            write_private(self._file, msgspec.json.encode(state).decode())
         except OSError as error:
             logger.warning("the state of the alerts is not written: %s", error)
 
@@ -188,3 +195,46 @@ class _Measuring:
             self._lag.set({place: each.lag_changes for place, each in readers.items()})
         if "captures" not in seen.unknown:
             self._held.set({(each.capture,): each.held_bytes or 0 for each in seen.captures})
+
+
+_ADVICE: Final = "Check alerts.webhook_url. Alerts are stored, and sent when the receiver answers."
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would become a GET without the alert."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow no redirect: it is then an error."""
+        return
+
+
+_OPENER: Final = urllib.request.build_opener(_NoRedirect())
+
+
+def deliver(url: str, alert: Alert, timeout_s: float) -> None:
+    """Send an alert; raises Unavailable when the receiver does not acknowledge it.
+
+    The URL may hold a secret, so no message shows it.
+    """
+    headers = {"Content-Type": "application/json", "User-Agent": "everstate"}
+    body = orjson.dumps(alert.payload())
+    try:
+        request = urllib.request.Request(url, body, headers, method="POST")
+        with _OPENER.open(request, timeout=timeout_s) as answer:
+            answer.read(1)
+    except urllib.error.HTTPError as cause:
+        with cause:
+            said = f"the alerts' webhook answered HTTP {cause.code}."
+        raise Unavailable(said, advice=_ADVICE) from None
+    except urllib.error.URLError as cause:
+        said = f"the alerts' webhook does not answer ({_reason(cause.reason)})."
+        raise Unavailable(said, advice=_ADVICE) from None
+    except (OSError, HTTPException, ValueError) as cause:
+        said = f"the alerts' webhook does not answer ({_reason(cause)})."
+        raise Unavailable(said, advice=_ADVICE) from None
+
+
+def _reason(cause: object) -> str:
+    """A cause without the address that it may name."""
+    named = cause.strerror if isinstance(cause, OSError) else None
+    return named or type(cause).__name__

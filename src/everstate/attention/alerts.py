@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -80,16 +80,9 @@ class Alerts:
             self.tracked[key] = known
         return alerts
 
-    def as_json(self) -> list[dict[str, Any]]:
-        """The tracked conditions, for a restart."""
-        return [asdict(each) for each in self.tracked.values()]
-
-    def restore(self, values: Iterable[Mapping[str, Any]]) -> None:
-        """Continue with the conditions that :meth:`as_json` gave."""
-        for value in values:
-            condition = Concern(**value["condition"])
-            tracked = Tracked(condition, value["since_s"], value["is_firing"])
-            self.tracked[condition.key] = tracked
+    def restore(self, tracked: Iterable[Tracked]) -> None:
+        """Continue with the conditions that an earlier process tracked."""
+        self.tracked = {each.condition.key: each for each in tracked}
 
     def _alert(
         self, status: Literal["firing", "resolved"], tracked: Tracked, now_s: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -57,6 +57,45 @@ class Concern:
         return f"{self.what} {self.why}"
 
 
+_KINDS: Final[Mapping[str, tuple[Area, WayStep, ConcernLevel]]] = {
+    "archive-late": ("readers", "archive", "bad"),
+    "capture-problem": ("captures", "ways in", "bad"),
+    "capture-stopped": ("captures", "ways in", "bad"),
+    "capture-wal": ("captures", "ways in", "warn"),
+    "dead-letters": ("log", "log", "warn"),
+    "log-expired": ("readers", "archive", "bad"),
+    "log-expires": ("readers", "archive", "bad"),
+    "misfit": ("views", "views", "warn"),
+    "outbox-late": ("store", "ways in", "warn"),
+    "view-behind": ("views", "views", "warn"),
+    "view-late": ("readers", "views", "warn"),
+    "view-not-proved": ("views", "views", "bad"),
+    "view-refused": ("always", "views", "warn"),
+}
+
+
+def concern(
+    kind: str,
+    place: str,
+    word: str,
+    what: str,
+    why: str,
+    advice: str | None = None,
+    *,
+    view: str | None = None,
+) -> Concern:
+    """A condition of a kind whose area, step and level are always the same."""
+    area, step, level = _KINDS[kind]
+    return Concern(f"{kind}:{place}", area, step, word, what, why, advice, level, view)
+
+
+def _late(name: str, late_s: float, changes: int) -> tuple[str, str, str, str]:
+    """Word, what, why and advice for a reader that is late."""
+    late = f"{duration_text(late_s)} behind"
+    why = f"is {late}: {changes:,} changes are not in it yet."
+    return late, name, why, "`everstate status` shows whether the pipeline runs."
+
+
 def of_roles(states: Sequence[RoleState]) -> Iterator[Concern]:
     """Roles and parts that do not run, and what running parts found."""
     for each in troubles(states):
@@ -89,36 +128,18 @@ def of_views(rows: Iterable[ViewRow], limits: AlertsConfig) -> Iterator[Concern]
         name = f"view {row.name}, version {row.version}"
         place = f"{row.name}.{row.version}"
         if row.why is not None:
-            key, told = f"view-behind:{place}", (row.status, name, row.standing)
-            yield Concern(key, "views", "views", *told, level="warn", view=row.name)
+            yield concern("view-behind", place, row.status, name, row.standing, view=row.name)
         yield from _of_misfits(row, limits)
         if row.status not in (LIVE, "behind"):
             continue
         if row.verified is not None and not row.verified.get("holds"):
-            yield Concern(
-                f"view-not-proved:{place}",
-                "views",
-                "views",
-                "not proved",
-                f"view {row.name}:",
-                "its last proof does not hold.",
-                f"`everstate views rebuild {row.name}` builds it again.",
-                view=row.name,
-            )
+            what, why = f"view {row.name}:", "its last proof does not hold."
+            advice = f"`everstate views rebuild {row.name}` builds it again."
+            yield concern("view-not-proved", place, "not proved", what, why, advice, view=row.name)
         late_s = row.lag_seconds or 0.0
         if late_s > limits.view_behind_s:
-            late = f"{duration_text(late_s)} behind"
-            yield Concern(
-                f"view-late:{place}",
-                "readers",
-                "views",
-                late,
-                name,
-                f"is {late}: {row.lag_changes or 0:,} changes are not in it yet.",
-                "`everstate status` shows whether the pipeline runs.",
-                "warn",
-                row.name,
-            )
+            told = _late(name, late_s, row.lag_changes or 0)
+            yield concern("view-late", place, *told, view=row.name)
 
 
 def all_concerns(seen: Iterable[Concern], views: Sequence[Concern]) -> list[Concern]:
@@ -132,68 +153,41 @@ def _of_misfits(row: ViewRow, limits: AlertsConfig) -> Iterator[Concern]:
     for each in row.misfits:
         if each.age_s > limits.dead_letters_hours * 3600:
             continue
-        yield Concern(
-            f"misfit:{each.entity}.{each.field}.{each.schema_version}",
-            "views",
-            "views",
-            "misfits",
-            f"{each.entity}:",
-            f"{each.text}: typed columns have NULL there.",
-            "Correct the writer or the model; `everstate history` shows the state as it was "
-            "written.",
-            "warn",
-            row.name,
-        )
+        place = f"{each.entity}.{each.field}.{each.schema_version}"
+        why = f"{each.text}: typed columns have NULL there."
+        shows = "`everstate history` shows the state as it was written."
+        advice = f"Correct the writer or the model; {shows}"
+        yield concern("misfit", place, "misfits", f"{each.entity}:", why, advice, view=row.name)
 
 
 def of_readers(readers: Iterable[LogReader], limits: AlertsConfig) -> Iterator[Concern]:
     """The archive when it is late; each reader for which the log may expire, or has expired."""
     for each in readers:
         late_s, place = each.lag_seconds, f"{each.reader}:{each.topic}"
+        what = f"{each.reader} of {each.topic}:"
         if each.lost_offsets:
-            yield Concern(
-                f"log-expired:{place}",
-                "readers",
-                "archive",
-                "log expired",
-                f"{each.reader} of {each.topic}:",
-                f"the log dropped {each.lost_offsets:,} offsets that it had not read.",
+            why = f"the log dropped {each.lost_offsets:,} offsets that it had not read."
+            advice = (
                 "Set the topic's retention.ms higher. `everstate archive verify` names the records "
-                "that no file has; a view is built again by `everstate views rebuild`.",
+                "that no file has; a view is built again by `everstate views rebuild`."
             )
+            yield concern("log-expired", place, "log expired", what, why, advice)
         if each.reader == ARCHIVE and late_s > limits.archive_behind_s:
-            late = f"{duration_text(late_s)} behind"
-            why = f"is {late}: {each.lag_changes:,} changes are not in it yet."
-            told = (late, f"archive of {each.topic}", why)
-            advice = "`everstate status` shows whether the pipeline runs."
-            yield Concern(f"archive-late:{each.topic}", "readers", "archive", *told, advice)
+            told = _late(f"archive of {each.topic}", late_s, each.lag_changes)
+            yield concern("archive-late", each.topic, *told)
         if each.retention_s is not None and late_s > each.retention_s * limits.retention_share:
-            left = duration_text(each.holds_s)
-            yield Concern(
-                f"log-expires:{place}",
-                "readers",
-                "archive",
-                "log expires",
-                f"{each.reader} of {each.topic}:",
-                f"the log holds what it has not read for {left} only.",
-                "Start `everstate run`, or raise the topic's retention.ms.",
-            )
+            why = f"the log holds what it has not read for {duration_text(each.holds_s)} only."
+            advice = "Start `everstate run`, or raise the topic's retention.ms."
+            yield concern("log-expires", place, "log expires", what, why, advice)
 
 
 def of_dead_letters(recent: Iterable[str | None], hours: float) -> Iterator[Concern]:
     """Entity types with dead letters of the last ``hours``; ``None``: of no known entity type."""
     for entity in recent:
         name = entity or "records of no known entity type"
-        yield Concern(
-            f"dead-letters:{entity or '?'}",
-            "log",
-            "log",
-            "dead letters",
-            f"{name}:",
-            f"new dead letters in the last {hours:g} h.",
-            "`everstate dead list` shows the reasons.",
-            "warn",
-        )
+        why = f"new dead letters in the last {hours:g} h."
+        advice = "`everstate dead list` shows the reasons."
+        yield concern("dead-letters", entity or "?", "dead letters", f"{name}:", why, advice)
 
 
 def of_capture(status: CaptureStatus, limits: AlertsConfig) -> Iterator[Concern]:
@@ -202,17 +196,14 @@ def of_capture(status: CaptureStatus, limits: AlertsConfig) -> Iterator[Concern]
     advice = f"`everstate cdc status {status.capture}` shows more."
     if not status.reads:
         why = f"does not read ({status.state}): {status.reason or 'no reason given'}"
-        told = ("capture stopped", name, why, advice)
-        yield Concern(f"capture-stopped:{status.capture}", "captures", "ways in", *told)
+        yield concern("capture-stopped", status.capture, "capture stopped", name, why, advice)
     for subject, problems in _by_subject(status.problems).items():
-        key = f"capture-problem:{status.capture}:{subject}"
-        told = ("rows are lost", name, "; ".join(problems), advice)
-        yield Concern(key, "captures", "ways in", *told)
+        place, why = f"{status.capture}:{subject}", "; ".join(problems)
+        yield concern("capture-problem", place, "rows are lost", name, why, advice)
     held = status.held_bytes or 0
     if held > limits.wal_mib * _MIB:
         why = f"holds {held / _MIB:,.0f} MiB of WAL in its database, which may fill its disk."
-        key, told = f"capture-wal:{status.capture}", ("holds WAL", name, why, advice)
-        yield Concern(key, "captures", "ways in", *told, level="warn")
+        yield concern("capture-wal", status.capture, "holds WAL", name, why, advice)
 
 
 def _by_subject(problems: Iterable[str]) -> dict[str, list[str]]:

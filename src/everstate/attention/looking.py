@@ -15,6 +15,7 @@ from everstate.attention.conditions import (
     Concern,
     WayStep,
     all_concerns,
+    concern,
     of_capture,
     of_dead_letters,
     of_readers,
@@ -118,15 +119,9 @@ class Looking:
 
     def _refused(self) -> list[Concern]:
         return [
-            Concern(
-                f"view-refused:{name}",
-                "always",
-                "views",
-                "view refused",
-                f"view {name}",
-                refusal.message,
-                refusal.advice,
-                "warn",
+            concern(
+                *("view-refused", name, "view refused", f"view {name}"),
+                *(refusal.message, refusal.advice),
             )
             for name, refusal in self._app.refused_views.items()
         ]
@@ -159,8 +154,7 @@ class Looking:
         late = f"{duration_text(waiting_s)} behind"
         why = f"its oldest change that is not in the log is {duration_text(waiting_s)} old."
         advice = "`everstate outbox status` shows what blocks it."
-        told = (late, "the outbox:", why, advice)
-        return [Concern("outbox-late:store", "store", "ways in", *told, level="warn")]
+        return [concern("outbox-late", "store", late, "the outbox:", why, advice)]
 
     def _seen_captures(self) -> list[CaptureStatus]:
         """The captures that this project runs, as `everstate cdc status` knows them."""

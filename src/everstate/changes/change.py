@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -39,7 +40,14 @@ class Provenance:
     causation_id: str | None = None
 
 
-class SourceTransaction(msgspec.Struct, frozen=True, kw_only=True):
+PROVENANCE_FIELDS: Final = {
+    each.name: re.sub("_(.)", lambda word: word[1].upper(), each.name)
+    for each in fields(Provenance)
+}
+"""Fields of a provenance, with their names in messages."""
+
+
+class SourceTransaction(msgspec.Struct, frozen=True, gc=False):
     """A transaction of the source: its id, this change's 1-based index, and its change count."""
 
     id: str

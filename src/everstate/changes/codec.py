@@ -39,35 +39,7 @@ class WireProvenance(msgspec.Struct, frozen=True, rename="camel", gc=False):
     reason: str | None = None
     correlation_id: str | None = None
     causation_id: str | None = None
-    transaction: WireTransaction | None = None
-
-
-class WireTransaction(msgspec.Struct, frozen=True, gc=False):
-    """`provenance.transaction` as written."""
-
-    id: str
-    index: int
-    count: int
-
-
-class WireChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel", gc=False):
-    """The envelope as written; both states and the event stay JSON text.
-
-    The order of the fields is the order on the wire.
-    """
-
-    id: UUID
-    entity: str
-    schema_version: int
-    key: str
-    version: int
-    kind: Kind
-    occurred_at: datetime
-    recorded_at: datetime
-    event: msgspec.Raw = NULL
-    provenance: WireProvenance
-    current_entity_state: msgspec.Raw = NULL
-    original_entity_state: msgspec.Raw = NULL
+    transaction: SourceTransaction | None = None
 
 
 class _WireHead(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -81,6 +53,18 @@ class _WireHead(msgspec.Struct, frozen=True, rename="camel", gc=False):
     kind: Kind
     occurred_at: datetime
     recorded_at: datetime
+
+
+class WireChange(_WireHead, frozen=True, kw_only=True, rename="camel", gc=False):
+    """The envelope as written; both states and the event stay JSON text.
+
+    The order of the fields is the order on the wire.
+    """
+
+    event: msgspec.Raw = NULL
+    provenance: WireProvenance
+    current_entity_state: msgspec.Raw = NULL
+    original_entity_state: msgspec.Raw = NULL
 
 
 class ReadySource(NamedTuple):
@@ -283,7 +267,7 @@ class ChangeCodec:
                 head,
                 b',"event":%b,' % told,
                 source.json,
-                b"null" if block is None else encode_json(WireTransaction(*block)),
+                b"null" if block is None else encode_json(SourceTransaction(*block)),
                 b'},"currentEntityState":',
                 current,
                 b',"originalEntityState":',
@@ -340,11 +324,11 @@ class ChangeCodec:
                 kind=wire.kind,
                 occurred_at=wire.occurred_at,
                 recorded_at=wire.recorded_at,
-                provenance=_provenance(wire.provenance),
+                provenance=msgspec.convert(wire.provenance, Provenance, from_attributes=True),
                 current=decode_json(wire.current_entity_state),
                 original=decode_json(wire.original_entity_state),
                 event=_event(wire.event),
-                transaction=_transaction(wire.provenance),
+                transaction=wire.provenance.transaction,
                 extra={k: decode_json(v) for k, v in fields.items() if k not in WIRE_FIELDS},
             )
         except (msgspec.DecodeError, ValueError) as cause:
@@ -393,7 +377,13 @@ def _check_names(entity: str, key: str, size: int) -> None:
 def ready_source(entity: str, key: str | None, source: Provenance) -> ReadySource:
     """A provenance, encoded for the changes that share it; raises MissingProvenance."""
     check_provenance(entity, key, source)
-    wire = WireProvenance(
+    json = b'"provenance":' + encode_json(wire_provenance(source)).removesuffix(b"null}")
+    return ReadySource(source, json, ("ce_source", source.service_name.encode()))
+
+
+def wire_provenance(source: Provenance) -> WireProvenance:
+    """A provenance as it is written, without a transaction."""
+    return WireProvenance(
         source.api_version,
         source.service_name,
         source.identifier,
@@ -402,8 +392,6 @@ def ready_source(entity: str, key: str | None, source: Provenance) -> ReadySourc
         source.correlation_id,
         source.causation_id,
     )
-    json = b'"provenance":' + encode_json(wire).removesuffix(b"null}")
-    return ReadySource(source, json, ("ce_source", source.service_name.encode()))
 
 
 def ready_time(moment: datetime) -> str:
@@ -435,22 +423,3 @@ def _event(raw: msgspec.Raw) -> DomainEvent | None:
     if not isinstance(decoded, dict) or not isinstance(decoded.get("type"), str):
         raise ValueError("event: it has no type")
     return DomainEvent(type=decoded["type"], data=decoded.get("data"))
-
-
-def _provenance(wire: WireProvenance) -> Provenance:
-    return Provenance(
-        api_version=wire.api_version,
-        service_name=wire.service_name,
-        identifier=wire.identifier,
-        actor=wire.actor,
-        reason=wire.reason,
-        correlation_id=wire.correlation_id,
-        causation_id=wire.causation_id,
-    )
-
-
-def _transaction(wire: WireProvenance) -> SourceTransaction | None:
-    block = wire.transaction
-    if block is None:
-        return None
-    return SourceTransaction(id=block.id, index=block.index, count=block.count)

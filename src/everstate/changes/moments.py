@@ -22,6 +22,9 @@ from everstate.errors import InvalidChange
 FIRST: Final = "0001-01-01 00:00:00"
 LAST: Final = "9999-12-31 23:59:59.999999"
 """The first and the last time that can be stored, in UTC."""
+FIRST_US: Final = -62_135_596_800_000_000
+LAST_US: Final = 253_402_300_799_999_999
+"""The same in microseconds since 1970."""
 ODD_OFFSET: Final = "the UTC offset has seconds, which RFC 3339 cannot write"
 _CLOCK_END: Final = re.compile(rb':\d\d"')
 _OFFSET: Final = re.compile(rb'[-+]\d\d:\d\d"')

@@ -205,6 +205,3 @@ def _check_value(entity_type: EntityType, path: Sequence[str], tree: FieldTree, 
             advice="Values of text, whole number and boolean fields can be named; changes() "
             "without values goes with every field.",
         )
-
-
-__all__ = ["Trigger", "When", "field_of", "trigger_of", "when"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from everstate.app import App
 from everstate.cli.asking import ask_pipeline, control_of
 from everstate.cli.console import Telling, working
@@ -56,11 +58,11 @@ def _asked(control: Control, names: Sequence[str] | None, promote: bool, tell: T
         nonlocal told
         reports = answer.get("reports", ())
         for note in reports[told:]:
-            tell(_said(ViewReport.of(note)))
+            tell(_said(msgspec.convert(note, ViewReport)))
         told = len(reports)
 
     answer = ask_pipeline(control, RECOMPUTE, {"names": names, "promote": promote}, tell, show)
-    return [ViewReport.of(note) for note in answer["reports"]], list(answer["promoted"])
+    return msgspec.convert(answer["reports"], list[ViewReport]), list(answer["promoted"])
 
 
 def _said(report: ViewReport) -> str:

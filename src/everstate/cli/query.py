@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from everstate.app import App
@@ -65,7 +66,7 @@ def _ask(config: Config, project: App, name: str, moment: Moment, tell: Telling)
         return found
     with control_of(config) as control:
         if control.is_on_duty("answers"):
-            asked = {"view": name, "moment": moment.note()}
+            asked = {"view": name, "moment": msgspec.to_builtins(moment)}
             began = time.monotonic()
             ask_pipeline(control, QUERY, asked, tell)
             # A pipeline on another machine caches in another folder.

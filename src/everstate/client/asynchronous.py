@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import httpx
+from httpx_sse import EventSource, SSEError
 
 from everstate.changes import Provenance
+from everstate.changes.json_numbers import decode
 from everstate.changes.quoting import joined
 from everstate.changes.triggers import State
-from everstate.client.events import Event, Parser
 from everstate.client.feeds import BEGINNING, FeedPage, FeedWalk
 from everstate.client.requests import (
     PAGE,
     RETRY_S,
+    ChangesFilter,
     ClientRequest,
+    Event,
     Found,
     RequestFailed,
     Saved,
+    ViewRows,
+    WriteSettings,
     body_of,
     failure,
+    filters,
     found,
-    listed,
-    many,
-    page_after,
+    page_of,
     place,
     reading,
     redirected,
     saved,
+    unexpected,
+    view_place,
     writing,
 )
-from everstate.client.views import ViewRows, following, page_of, row_request, rows_request
 
 
 class AsyncClient:
@@ -95,8 +100,8 @@ class AsyncClient:
     ) -> Found:
         """One entity: now, ``at`` a world time, as ``recorded_at`` a time, or at a version."""
         times = {"at": at, "recorded_at": recorded_at}
-        answer = await self._send(reading(place(entity, key), wait_for, times, version=version))
-        return found(key, answer)
+        request = reading(place(entity, key), wait_for, **times, version=version)
+        return found(key, await self._send(request))
 
     async def get_many(
         self,
@@ -107,8 +112,13 @@ class AsyncClient:
         wait_for: str | None = None,
     ) -> dict[str, Found | None]:
         """At most 1,000 entities by key, all at one moment; ``None``: there is none."""
-        items = (await self._object(many(entity, keys, at, wait_for)))["items"]
-        return {key: listed(key, item) for key, item in items.items()}
+        asked = {"keys": list(keys), "at": None if at is None else at.isoformat()}
+        request = reading(f"/query{place(entity, None, 'keys')}", wait_for)
+        items = (await self._object(request.posting(asked)))["items"]
+        return {
+            key: None if item is None else Found(key, item["state"], item["version"], item["as_of"])
+            for key, item in items.items()
+        }
 
     async def list(
         self,
@@ -123,41 +133,21 @@ class AsyncClient:
         A page at a time: later pages are of later moments. :meth:`view_rows` has other orders.
         """
         path, conditions = f"/query{place(entity)}", joined(where) or None
-        request = reading(path, wait_for, {"at": at}, where=conditions, limit=PAGE)
+        request = reading(path, wait_for, at=at, where=conditions, limit=PAGE)
         async for item in self._items(request):
             yield Found(item["key"], item["state"], item["version"], item["as_of"])
 
     def deleted(self, entity: str, *, wait_for: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """The deleting versions of entities that are deleted now, by their keys."""
         path = f"/query{place(entity, None, 'deleted')}"
-        return self._items(reading(path, wait_for, {}, limit=PAGE))
+        return self._items(reading(path, wait_for, limit=PAGE))
 
     def written(
-        self,
-        entity: str,
-        *,
-        service: str | None = None,
-        identifier: str | None = None,
-        actor: str | None = None,
-        correlation: str | None = None,
-        kind: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        wait_for: str | None = None,
+        self, entity: str, *, wait_for: str | None = None, **by: Unpack[ChangesFilter]
     ) -> AsyncIterator[dict[str, Any]]:
         """Changes by who wrote them and when they were recorded, in the order of recording."""
-        request = reading(
-            f"/query{place(entity, None, 'changes')}",
-            wait_for,
-            {"since": since, "until": until},
-            service=service,
-            identifier=identifier,
-            actor=actor,
-            correlation=correlation,
-            kind=kind,
-            limit=PAGE,
-        )
-        return self._items(request)
+        path = f"/query{place(entity, None, 'changes')}"
+        return self._items(reading(path, wait_for, **filters(by), limit=PAGE))
 
     def history(
         self,
@@ -166,96 +156,49 @@ class AsyncClient:
         *,
         after: int = 0,
         changed: str | None = None,
-        service: str | None = None,
-        identifier: str | None = None,
-        actor: str | None = None,
-        correlation: str | None = None,
-        kind: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
         wait_for: str | None = None,
+        **by: Unpack[ChangesFilter],
     ) -> AsyncIterator[dict[str, Any]]:
         """Versions of an entity after a version, oldest first, a page at a time.
 
         ``changed``: only those that changed this field. The other filters are those of
         :meth:`written`.
         """
-        request = reading(
-            place(entity, key, "history"),
-            wait_for,
-            {"since": since, "until": until},
-            after=after,
-            changed=changed,
-            service=service,
-            identifier=identifier,
-            actor=actor,
-            correlation=correlation,
-            kind=kind,
-            limit=PAGE,
-        )
-        return self._items(request)
+        path = place(entity, key, "history")
+        asked = reading(path, wait_for, after=after, changed=changed, **filters(by), limit=PAGE)
+        return self._items(asked)
 
     async def diff(
         self, entity: str, key: str, since: int | datetime, until: int | datetime | None = None
     ) -> dict[str, Any]:
         """What changed from one version or time to another one: fields, and a JSON Patch."""
-        sides = {"from": _side(since), "to": _side(until)}
-        return await self._object(reading(place(entity, key, "diff"), None, {}, **sides))
+        sides = {"from": since, "to": until}
+        return await self._object(reading(place(entity, key, "diff"), None, **sides))
 
     async def explain(
         self, entity: str, key: str, *, field: str | None = None, version: int | None = None
     ) -> dict[str, Any]:
         """Where a version comes from; ``field``: the version that last wrote it."""
         below = ("explain",) if field is None else ("explain", field)
-        return await self._object(reading(place(entity, key, *below), None, {}, version=version))
+        return await self._object(reading(place(entity, key, *below), version=version))
 
     async def provenance(self, entity: str, key: str) -> dict[str, Any]:
         """Who last wrote each field, and what each service last wrote."""
-        return await self._object(reading(place(entity, key, "provenance"), None, {}))
+        return await self._object(reading(place(entity, key, "provenance")))
 
-    async def put(
-        self,
-        entity: str,
-        key: str,
-        state: State,
-        *,
-        provenance: Provenance | None = None,
-        expected_version: int | None = None,
-        once: str | None = None,
-    ) -> Saved:
+    async def put(self, entity: str, key: str, state: State, **how: Unpack[WriteSettings]) -> Saved:
         """Create or replace an entity; ``once``: an Idempotency-Key."""
-        who = provenance or self._provenance
-        request = writing("PUT", place(entity, key), dict(state), who, expected_version, once)
-        return saved(key, await self._send(request))
+        return await self._write("PUT", entity, key, dict(state), how)
 
     async def patch(
-        self,
-        entity: str,
-        key: str,
-        changes: State,
-        *,
-        provenance: Provenance | None = None,
-        expected_version: int | None = None,
-        once: str | None = None,
+        self, entity: str, key: str, changes: State, **how: Unpack[WriteSettings]
     ) -> Saved:
         """Change some fields of an entity (JSON Merge Patch, RFC 7386)."""
-        who = provenance or self._provenance
-        request = writing("PATCH", place(entity, key), dict(changes), who, expected_version, once)
-        return saved(key, await self._send(request))
+        return await self._write("PATCH", entity, key, dict(changes), how)
 
-    async def delete(
-        self,
-        entity: str,
-        key: str,
-        *,
-        provenance: Provenance | None = None,
-        expected_version: int | None = None,
-        once: str | None = None,
-    ) -> Saved:
+    async def delete(self, entity: str, key: str, **how: Unpack[WriteSettings]) -> Saved:
         """Delete an entity."""
-        who = provenance or self._provenance
-        request = writing("DELETE", place(entity, key), None, who, expected_version, once)
-        return saved(key, await self._send(request))
+        return await self._write("DELETE", entity, key, None, how)
 
     def subscribe(
         self,
@@ -291,7 +234,7 @@ class AsyncClient:
             "actor": actor,
             "when_slow": when_slow,
         }
-        return self._follow(reading(f"/stream{place(entity)}", None, {}, **query))
+        return self._follow(reading(f"/stream{place(entity)}", **query))
 
     async def view_rows(
         self,
@@ -332,13 +275,15 @@ class AsyncClient:
 
         ``words``: the best rows of a search, without order and ``after``.
         """
-        request = rows_request(name, where, order, wait_for, after=after, limit=limit, words=words)
+        query = {"where": joined(where) or None, "order": ";".join(order) or None}
+        path, page = view_place(name), {"after": after, "limit": limit, "q": words}
+        request = reading(path, wait_for, **query, **page)
         answer = await self._send(request)
         return page_of(body_of(answer), answer.headers)
 
     async def view_row(self, name: str, *key: Any, wait_for: str | None = None) -> dict[str, Any]:
         """The row of a view that has a key: a value for each of its columns."""
-        return await self._object(row_request(name, key, wait_for))
+        return await self._object(reading(view_place(name, "rows", *key), wait_for))
 
     def follow_view(
         self, name: str, *, where: Sequence[str] = (), since: str | None = None
@@ -350,7 +295,8 @@ class AsyncClient:
         by itself, with a `snapshot` if what changed meanwhile is not remembered. Raises
         RequestFailed when the server refuses the subscription, or ends it with an error.
         """
-        return self._follow(following(name, where, since))
+        path = view_place(name, "stream")
+        return self._follow(reading(path, where=joined(where) or None, since=since))
 
     async def feed(self, entity: str, *, since: str = BEGINNING) -> AsyncIterator[FeedPage]:
         """Changes of an entity type as pages, from ``since`` on to what there is now.
@@ -369,10 +315,9 @@ class AsyncClient:
 
     async def _follow(self, request: ClientRequest) -> AsyncIterator[Event]:
         """The events of a stream, which is begun again after its last event when it is cut off."""
-        parser = Parser()
+        token: str | None = None
         while True:
-            headers = {} if parser.token is None else {"Last-Event-ID": parser.token}
-            parser = Parser(parser.token)
+            headers = {} if token is None else {"Last-Event-ID": token}
             try:
                 async with self._stream(
                     request.path, params=request.query, headers=headers
@@ -380,12 +325,16 @@ class AsyncClient:
                     if not answer.is_success:
                         await answer.aread()
                         raise _failed(answer)
-                    async for chunk in answer.aiter_bytes():
-                        for event in parser.take(chunk):
-                            if event.name == "error":
-                                raise failure(0, event.data)
-                            if event.name != "slow":
-                                yield event
+                    async with aclosing(EventSource(answer).aiter_sse()) as events:
+                        async for event in events:
+                            token = event.id or token
+                            # Without data only the position is new.
+                            if event.event == "error":
+                                raise failure(0, decode(event.data))
+                            if event.data and event.event != "slow":
+                                yield Event(event.event, decode(event.data), token)
+            except SSEError as error:
+                raise unexpected(answer, "no Server-Sent Events") from error
             except httpx.TransportError:
                 pass
             except RequestFailed as error:
@@ -408,6 +357,14 @@ class AsyncClient:
             raise _failed(answer)
         return answer
 
+    async def _write(
+        self, method: str, entity: str, key: str, body: Any, how: WriteSettings
+    ) -> Saved:
+        if how.get("provenance") is None:
+            how = {**how, "provenance": self._provenance}
+        request = writing(method, place(entity, key), body, **how)
+        return saved(key, await self._send(request))
+
     async def _items(self, request: ClientRequest) -> AsyncIterator[dict[str, Any]]:
         """The items of all pages."""
         while True:
@@ -416,7 +373,7 @@ class AsyncClient:
                 yield each
             if page["after"] is None:
                 return
-            request = page_after(request, page["after"])
+            request = request._replace(query={**request.query, "after": page["after"]})
 
     async def _object(self, request: ClientRequest) -> dict[str, Any]:
         body: dict[str, Any] = body_of(await self._send(request))
@@ -430,7 +387,3 @@ def _failed(answer: httpx.Response) -> RequestFailed:
         return failure(answer.status_code, answer.json())
     except ValueError:
         return failure(answer.status_code, None)
-
-
-def _side(side: int | datetime | None) -> str | int | None:
-    return side.isoformat() if isinstance(side, datetime) else side

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 from urllib.parse import quote
 
 import httpx
@@ -45,6 +45,12 @@ class ClientRequest(NamedTuple):
     headers: Mapping[str, str]
     content: bytes | None = None
 
+    def posting(self, body: Any) -> ClientRequest:
+        """The same question with a body."""
+        content = json.dumps(body, ensure_ascii=False).encode()
+        headers = {"Content-Type": "application/json", **self.headers}
+        return self._replace(method="POST", headers=headers, content=content)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -69,6 +75,20 @@ class Saved:
     """Pass it as ``wait_for``, and the answer includes this write."""
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a subscription."""
+
+    name: str
+    """``current``: a present row (key, version, state); ``change``: a change, as in the log;
+    ``live``: everything before the subscription was delivered; ``dropped``: changes were left out,
+    since they came too fast; ``error``: the subscription ended. Of a view: ``snapshot``: all rows;
+    ``changed``: the rows that differ at a later position, each ``before`` and ``after``."""
+    data: Any
+    token: str | None
+    """Continue after this event with it."""
+
+
 def place(entity: str, key: str | None = None, *below: str) -> str:
     """Path of an entity type, an entity, or what is below it.
 
@@ -80,6 +100,11 @@ def place(entity: str, key: str | None = None, *below: str) -> str:
     return "/v1/" + "/".join(map(segment, parts))
 
 
+def view_place(name: str, *below: Any) -> str:
+    """Path of a view or what is below it, such as the values of a row's key; raises as `place`."""
+    return "/".join(("/views/v1", segment(name), *(segment(_text(part)) for part in below)))
+
+
 def segment(text: str) -> str:
     """A text as a part of a path; raises InvalidRequest for `.` and `..`."""
     if text in (".", ".."):
@@ -87,42 +112,57 @@ def segment(text: str) -> str:
     return quote(text, safe="")
 
 
-def reading(
-    path: str, wait_for: str | None, times: Mapping[str, datetime | None], **query: Any
-) -> ClientRequest:
+class ChangesFilter(TypedDict, total=False):
+    """Which changes are wanted: who wrote them, and when they were recorded."""
+
+    service: str | None
+    identifier: str | None
+    actor: str | None
+    correlation: str | None
+    kind: str | None
+    since: datetime | None
+    until: datetime | None
+
+
+def filters(given: ChangesFilter) -> ChangesFilter:
+    """The filters of a question; raises TypeError for a name that is none of them."""
+    if unknown := given.keys() - ChangesFilter.__annotations__.keys():
+        raise TypeError(f"no filters of changes: {', '.join(sorted(unknown))}")
+    return given
+
+
+class WriteSettings(TypedDict, total=False):
+    """How an entity is written."""
+
+    provenance: Provenance | None
+    """Default: that of the client."""
+    expected_version: int | None
+    """The write is refused at another version; 0: the entity must not exist."""
+    once: str | None
+    """An Idempotency-Key."""
+
+
+def reading(path: str, wait_for: str | None = None, **query: Any) -> ClientRequest:
     """A question; parameters that are ``None`` are left out."""
-    given = {name: value for name, value in query.items() if value is not None}
-    given |= {name: value.isoformat() for name, value in times.items() if value is not None}
-    return ClientRequest(
-        "GET", path, given, {} if wait_for is None else {"Everstate-Wait-For": wait_for}
-    )
-
-
-def page_after(request: ClientRequest, after: Any) -> ClientRequest:
-    """The question for the page after another one, which named this."""
-    return request._replace(query={**request.query, "after": after})
-
-
-def many(
-    entity: str, keys: Sequence[str], at: datetime | None, wait_for: str | None
-) -> ClientRequest:
-    """A question for many entities by key."""
-    asked = {"keys": list(keys), "at": None if at is None else at.isoformat()}
-    headers = {"Content-Type": "application/json"}
-    headers |= {} if wait_for is None else {"Everstate-Wait-For": wait_for}
-    content = json.dumps(asked, ensure_ascii=False).encode()
-    return ClientRequest("POST", f"/query{place(entity, None, 'keys')}", {}, headers, content)
+    given = {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in query.items()
+        if value is not None
+    }
+    headers = {} if wait_for is None else {"Everstate-Wait-For": wait_for}
+    return ClientRequest("GET", path, given, headers)
 
 
 def writing(
     method: str,
     path: str,
     body: Any,
-    provenance: Provenance | None,
-    expected_version: int | None,
-    once: str | None,
+    *,
+    provenance: Provenance | None = None,
+    expected_version: int | None = None,
+    once: str | None = None,
 ) -> ClientRequest:
-    """A write: ``expected_version`` 0 means that the entity must not exist."""
+    """A write, with its :class:`WriteSettings`."""
     headers: dict[str, str] = {}
     if provenance is not None:
         named = {
@@ -155,11 +195,6 @@ def _decimal_text(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def listed(key: str, item: Mapping[str, Any] | None) -> Found | None:
-    """One of many entities; ``None``: there is none with this key."""
-    return None if item is None else Found(key, item["state"], item["version"], item["as_of"])
-
-
 def found(key: str, answer: httpx.Response) -> Found:
     """The answer to a question for one entity."""
     return Found(key, body_of(answer), _version(answer), answer.headers.get("Everstate-As-Of"))
@@ -176,7 +211,7 @@ def body_of(answer: httpx.Response) -> Any:
     try:
         return decode(answer.content)
     except msgspec.DecodeError as error:
-        raise _unexpected(answer, f"no JSON ({error})") from error
+        raise unexpected(answer, f"no JSON ({error})") from error
 
 
 def failure(status: int, body: Any) -> RequestFailed:
@@ -197,7 +232,8 @@ def redirected(status: int, target: str) -> RequestFailed:
     )
 
 
-def _unexpected(answer: httpx.Response, what: str) -> RequestFailed:
+def unexpected(answer: httpx.Response, what: str) -> RequestFailed:
+    """The error for an answer that everstate does not give."""
     status = answer.status_code
     return RequestFailed(
         status,
@@ -215,5 +251,39 @@ def _version(answer: httpx.Response) -> int:
     tag = answer.headers.get("ETag")
     match = None if tag is None else _VERSION_TAG.fullmatch(tag)
     if match is None:
-        raise _unexpected(answer, "no ETag" if tag is None else f"the ETag {tag}, not a version")
+        raise unexpected(answer, "no ETag" if tag is None else f"the ETag {tag}, not a version")
     return int(match[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRows:
+    """A page of the rows of a view, and the position that they have."""
+
+    rows: list[dict[str, Any]]
+    version: int
+    """Version of the view."""
+    token: str | None
+    """The position of the view that the rows are of; pass it as ``wait_for``. ``None``: throttled
+    changes wait, which the rows lack."""
+    lag_seconds: float | None
+    """Age of the oldest change that the rows lack; ``None``: the log does not answer."""
+    after: str | None
+    """Continue after this page with it; ``None``: there are no more rows."""
+
+
+def page_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> ViewRows:
+    """The answer to a request for a page."""
+    lag = headers.get("Everstate-Lag-Seconds")
+    return ViewRows(
+        body["items"],
+        int(headers["Everstate-View-Version"]),
+        headers.get("Everstate-Token"),
+        None if lag is None else float(lag),
+        body["after"],
+    )
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, bool):
+        return "true" if part else "false"
+    return part.isoformat() if hasattr(part, "isoformat") else str(part)

@@ -1,5 +1,4 @@
 """The web console: pages for people, made on the server."""
 
-from everstate.console.router import WebConsole, wants_page
-
-__all__ = ["WebConsole", "wants_page"]
+from everstate.console.router import WebConsole as WebConsole
+from everstate.console.router import wants_page as wants_page

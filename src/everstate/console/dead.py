@@ -8,7 +8,9 @@ from heapq import nlargest
 from typing import Final
 
 from everstate.config import Config
-from everstate.errors import InvalidQuery, NotFound, Unavailable
+from everstate.console.servers import check_log_answers
+from everstate.errors import NotFound
+from everstate.http.answers import whole_number
 from everstate.log.dead_letters import (
     DeadLetter,
     DeadReason,
@@ -16,7 +18,6 @@ from everstate.log.dead_letters import (
     read_dead_letter,
     read_dead_letters,
 )
-from everstate.log.lag import is_reachable
 from everstate.serving.words import bytes_text
 
 LETTERS_MAX: Final = 50
@@ -24,7 +25,6 @@ REASONS_MAX: Final = 100
 BYTES_MAX: Final = 8_192
 """Bytes of a record that a page shows in hexadecimal."""
 _WIDTH: Final = 16
-_DIGITS_MAX: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def reasons(config: Config) -> list[DeadReason]:
 
     Raises Unavailable. Cost: a pass over the dead-letter topics.
     """
-    _reach(config)
+    check_log_answers(config)
     return by_reason(read_dead_letters(config))
 
 
@@ -53,7 +53,7 @@ def letters(config: Config, given: Mapping[str, str]) -> tuple[str | None, str, 
 
     Raises Unavailable. Cost: a pass over the dead-letter topic.
     """
-    _reach(config)
+    check_log_answers(config)
     entity, reason = given.get("entity") or None, given.get("reason", "")
     found = (
         each
@@ -65,8 +65,8 @@ def letters(config: Config, given: Mapping[str, str]) -> tuple[str | None, str, 
 
 def letter(config: Config, given: Mapping[str, str]) -> DeadLetter:
     """One letter by its place; raises NotFound, InvalidQuery and Unavailable."""
-    _reach(config)
-    place = _number(given, "partition"), _number(given, "offset")
+    check_log_answers(config)
+    place = (whole_number(given, name, "a number") for name in ("partition", "offset"))
     found = read_dead_letter(config, given.get("entity") or None, *place)
     if found is None:
         raise NotFound("there is no such dead letter.", advice="Its record may have expired.")
@@ -93,15 +93,3 @@ def _is_text(content: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _reach(config: Config) -> None:
-    if not is_reachable(config):
-        raise Unavailable("no broker answers.", public="the log (Kafka) does not answer.")
-
-
-def _number(given: Mapping[str, str], name: str) -> int:
-    text = given.get(name, "")
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        raise InvalidQuery(f"{name} is {text!r}; expected a number.")
-    return int(text)

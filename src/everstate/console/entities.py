@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from everstate.changes.row_json import row_json
 from everstate.console.pages import DOTS, VALUE_MAX, entity_url, with_query
-from everstate.errors import InvalidQuery, MissingExtra, NotFound
+from everstate.errors import MissingExtra, NotFound
+from everstate.http.answers import whole_number
 from everstate.serving import ABSENT, Explanation, Reader, Version, parse_moment
 from everstate.serving.differences import Difference, MemberPath, are_same, leaves
 from everstate.serving.listing import ListedKey, keys_from
@@ -22,7 +23,6 @@ FIELDS_MAX: Final = 200
 NEAR_MAX: Final = 12
 """Versions that are listed around the chosen one."""
 _NAME_IN_URL_MAX: Final = 60
-_DIGITS_MAX: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,22 +181,19 @@ def explained(
     number = version_of(given)
     field = given.get("field")
     if "nth" in given:
-        field = _nth_field(reader.version(entity, key, number), given["nth"])
+        field = _nth_field(reader.version(entity, key, number), given)
     if field is not None:
         before = None if number is None else number + 1
         number = last_writer(reader.newest_first(entity, key, before=before), field).version
     try:
         return reader.explain(entity, key, number), field
     except ModuleNotFoundError as error:
-        missing = MissingExtra.of(error)
-        if missing is None:
-            raise
-        raise missing from error
+        raise MissingExtra.of(error) or error from error
 
 
-def _nth_field(version: Version, number: str) -> str:
+def _nth_field(version: Version, given: Mapping[str, str]) -> str:
     """The name of a field of a version by its number; raises NotFound and InvalidQuery."""
-    fields, wanted = state_fields(version), whole_number("nth", number)
+    fields, wanted = state_fields(version), whole_number(given, "nth", "a whole number")
     if wanted >= len(fields):
         raise NotFound(f"version {version.version} has no field number {wanted}.")
     return fields[wanted].path
@@ -217,17 +214,6 @@ def check_key(entity: str, key: str) -> None:
 
 def version_of(given: Mapping[str, str]) -> int | None:
     """The number of the version that a request names; raises InvalidQuery."""
-    text = given.get("version", "")
-    if not text:
+    if not given.get("version"):
         return None
-    number = whole_number("version", text)
-    if not number:
-        raise InvalidQuery(f"version is {text!r}; expected a whole number from 1 on.")
-    return number
-
-
-def whole_number(name: str, text: str) -> int:
-    """The number that a request has in a parameter; raises InvalidQuery."""
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        raise InvalidQuery(f"{name} is {text!r}; expected a whole number.")
-    return int(text)
+    return whole_number(given, "version", "a whole number from 1 on", least=1)

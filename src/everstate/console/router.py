@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request, Response
 from everstate.app import App
 from everstate.attention.looking import Looking
 from everstate.config import Config
-from everstate.console import access, dead, entities, log, routes, sources, views
-from everstate.console.away import naming_server
+from everstate.console import access, dead, entities, routes, servers, views
 from everstate.console.fresh import FreshValue
 from everstate.console.overview import looking
 from everstate.console.pages import PLACE, ROOT, Pages, entity_url
+from everstate.console.servers import naming_server
 from everstate.errors import EverstateError, Unauthenticated, Unavailable
 from everstate.http.asgi import KEY, Desk, read_body
 from everstate.http.callers import EVERY
@@ -57,9 +57,9 @@ class WebConsole:
         look = looking(Looking(config, app, reader), config, app)
         self._overview = FreshValue(lambda: desk.work(look))
         self._dead = FreshValue(lambda: desk.work(partial(dead.reasons, config)))
-        self._sources = FreshValue(lambda: desk.work(partial(sources.captures, config, app)))
+        self._sources = FreshValue(lambda: desk.work(partial(servers.captures, config, app)))
         self._kept = FreshValue(lambda: self._read(no_masks, views.views_page))
-        self._topics = FreshValue(lambda: self._read(no_masks, log.log_page))
+        self._topics = FreshValue(lambda: self._read(no_masks, servers.log_page))
         self._pages = Pages(app.name, has_login=not desk.callers.local)
         self._kinds = [(name, _SOURCES[app.source_of(name)]) for name in app.entities]
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from everstate.console.pages import VALUE_MAX
-from everstate.errors import InvalidQuery, InvalidView, NotFound, ViewFailed
+from everstate.errors import InvalidView, NotFound, ViewFailed
+from everstate.http.answers import whole_number
 from everstate.http.callers import EVERY, Caller
 from everstate.serving import Reader
 from everstate.serving.answers import ViewRow
@@ -99,7 +100,9 @@ def rows_page(
 
     Raises UnknownView and InvalidQuery. Cost: the rows up to the end of the page.
     """
-    number, first = _number(given.get("page", "1")), given.get("first", "")
+    expected = f"1 to {_PAGES_MAX:,}"
+    number = whole_number({"page": "1", **given}, "page", expected, least=1, most=_PAGES_MAX)
+    first = given.get("first", "")
     if name in reader.project.derivations:
         why = f"it is a derived topic; `everstate views show {name}` prints its records."
         return RowsPage(name, versions, None, (), (), 1, False, "", why)
@@ -131,10 +134,3 @@ def _entity(reader: Reader, name: str, columns: Sequence[str]) -> str | None:
         return None
     found = entities_of(project, name)
     return found[0] if len(found) == 1 else None
-
-
-def _number(text: str) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) < 10
-    if not (is_number and 1 <= int(text) <= _PAGES_MAX):
-        raise InvalidQuery(f"page is {text!r}; expected 1 to {_PAGES_MAX:,}.")
-    return int(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -92,6 +92,17 @@ def group_of(groups: Mapping[str, CommandGroup], entity: str) -> CommandGroup:
     if entity not in groups:
         raise UnknownEntity(entity, tuple(groups))
     return groups[entity]
+
+
+def facts_of(decided: Any) -> Iterable[Any]:
+    """The result of ``decide`` as facts, in their order."""
+    if decided is None:
+        return ()
+    if isinstance(decided, list | tuple):
+        return decided
+    if isinstance(decided, Iterable) and not isinstance(decided, BaseModel):
+        return tuple(decided)
+    return (decided,)
 
 
 def code_of(function: Callable[..., Any]) -> str:

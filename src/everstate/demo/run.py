@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from everstate.config import CONFIG_FILE, Config, load
-from everstate.demo import answers, picture
+from everstate.demo import answers, show
 from everstate.demo.feed import Feeder
 from everstate.demo.play import Timetable, read_timetable
 from everstate.demo.watch import Course, Display, PeakMemory, Troubles, Watcher
@@ -90,7 +90,7 @@ def run_demo(options: DemoOptions, console: Console) -> None:
         console.record = options.picture is not None
         answers.prove(running, console, _shown(options.folder))
         if options.picture is not None:
-            options.picture.write_text(picture.of_recorded(console), encoding="utf-8")
+            options.picture.write_text(show.picture(console), encoding="utf-8")
         answers.farewell(console, _shown(options.folder), course, memory, time.monotonic() - began)
     finally:
         stack.stop()

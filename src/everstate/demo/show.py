@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from everstate.pipeline.reports import ViewReport
 
 _BOARD_WIDTH = 38
+_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 _DIFFERENCES_SHOWN = 5
 _COLUMNS_MAX = 3
 
@@ -43,9 +45,10 @@ def board(flights: Sequence[Entity], moment: datetime, origin: str, width: int) 
     parts = [flights[at : at + height] for at in range(0, len(flights), height)] if flights else []
     wall.add_row(*(_board_part(part, moment) for part in parts))
     local = moment.astimezone(NEW_YORK)
+    airport = _names("airports.csv", "faa").get(origin, origin)
     return Panel(
         wall,
-        title=f"[bold yellow]DEPARTURES[/]  {airport_name(origin)} ({origin})",
+        title=f"[bold yellow]DEPARTURES[/]  {airport} ({origin})",
         subtitle=f"as of {local:%A, %-d %B %Y, %H:%M}",
         box=box.HEAVY,
         border_style="yellow",
@@ -129,13 +132,14 @@ def delays(rows: Sequence[tuple[Any, ...]]) -> RenderableType:
     grid.add_column("flights", justify="right")
     grid.add_column("mean delay", justify="right")
     grid.add_column("")
+    airlines = _names("airlines.csv", "carrier")
     largest = max((float(delay) for _, delay, _ in rows if delay is not None), default=1.0)
     for carrier, delay, flights in rows:
         minutes = Decimal(0) if delay is None else delay
         bar = "█" * round(24 * max(0.0, float(minutes)) / max(largest, 1.0))
         colour = "red" if minutes > 15 else "yellow" if minutes > 5 else "green"
         grid.add_row(
-            f"{carrier} {airline_name(carrier)}",
+            f"{carrier} {airlines.get(carrier, carrier)}",
             f"{flights:,}",
             "–" if delay is None else f"{minutes:.1f} min",
             f"[{colour}]{bar}[/]",
@@ -175,6 +179,12 @@ def audit(report: AuditReport) -> RenderableType:
     return line
 
 
+def picture(console: Console) -> str:
+    """The recorded lines of a console as an SVG that loads nothing from another server."""
+    own_fonts = _FONTS.sub("", console.export_svg(title="everstate demo"))
+    return own_fonts.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
+
+
 def heading(console: Console, text: str, command: str | None = None) -> None:
     """A question and the command that asks it."""
     console.print()
@@ -182,16 +192,6 @@ def heading(console: Console, text: str, command: str | None = None) -> None:
     if command is not None:
         # Never wrapped, so that it can be copied.
         console.print(f"[dim]$[/] [cyan]{escape(command)}[/]", highlight=False, soft_wrap=True)
-
-
-def airport_name(code: str) -> str:
-    """Name of an airport, or its code."""
-    return _names("airports.csv", "faa").get(code, code)
-
-
-def airline_name(code: str) -> str:
-    """Name of an airline, or its code."""
-    return _names("airlines.csv", "carrier").get(code, code)
 
 
 @cache

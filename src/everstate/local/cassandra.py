@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import struct
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Final
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
-from everstate.local.artifacts import Artifact, artifacts_of, cached
+from everstate.local.artifacts import artifacts_of, cached
 from everstate.local.class_archive import class_archive_options
 from everstate.local.jvm import Jvm, find_jvm, java_env, java_home
 from everstate.local.server import Launch, Ports, Server
@@ -116,16 +115,14 @@ def cassandra_java() -> Jvm:
 class CassandraServer(Server):
     """One node on 127.0.0.1, without passwords; the store creates keyspaces."""
 
-    name: str = "cassandra"
-    program: str = "java"
-    port_names: tuple[str, ...] = ("client", "storage", "jmx")
-    stop_signal: signal.Signals = signal.SIGTERM
+    name = "cassandra"
+    program = "java"
+    port_names = ("client", "storage", "jmx")
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._folder = config.project.data_dir / "cassandra"
+        super().__init__(config)
         self._settings = self._folder / "cassandra.yaml"
-        self.artifacts: tuple[Artifact, ...] = artifacts_of("cassandra")
+        self.artifacts = artifacts_of("cassandra")
         self.marker = f"-Dcassandra.config={self._settings.as_uri()}"
 
     def prepare(self, ports: Ports) -> Launch:
@@ -194,7 +191,6 @@ class CassandraServer(Server):
         if len(head) != 9 or head[4] != _SUPPORTED:
             raise ConnectionError("the answer is not Cassandra's native protocol")
 
-    @staticmethod
-    def address(ports: Ports) -> tuple[str, int]:
-        """Host and port for CQL."""
-        return "127.0.0.1", ports["client"]
+    def reached(self, config: Config, ports: Ports) -> Config:
+        """The settings with its address."""
+        return config.replaced("cassandra", contact_points=("127.0.0.1",), port=ports["client"])

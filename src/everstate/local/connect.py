@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import tarfile
 import urllib.error
 import urllib.request
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from everstate.config import Config
 from everstate.local.artifacts import (
-    Artifact,
     artifacts_of,
     cache_dir,
     cached,
@@ -70,20 +68,18 @@ logger.network.level = ERROR
 class ConnectServer(Server):
     """A worker on 127.0.0.1 that keeps its connectors, offsets and states in the log's cluster."""
 
-    name: str = "connect"
-    program: str = "java"
-    port_names: tuple[str, ...] = ("client",)
-    stop_signal: signal.Signals = signal.SIGTERM
+    name = "connect"
+    program = "java"
 
     def __init__(self, config: Config, brokers: Callable[[], str]) -> None:
         """``brokers`` returns the log's addresses once they are known."""
-        self._config, self._brokers = config, brokers
-        self._folder = config.project.data_dir / "connect"
+        super().__init__(config)
+        self._brokers = brokers
         self._properties = self._folder / "connect.properties"
         self._plugins = artifacts_of("debezium")
         jars = (*artifacts_of("kafka"), *artifacts_of("connect"))
         self._jars = tuple(dict.fromkeys(jars))
-        self.artifacts: tuple[Artifact, ...] = (*self._jars, *self._plugins)
+        self.artifacts = (*self._jars, *self._plugins)
         self.marker = str(self._properties)
 
     def prepare(self, ports: Ports) -> Launch:
@@ -119,17 +115,16 @@ class ConnectServer(Server):
     def probe(self, ports: Ports) -> None:
         """Request the worker's version and health; raises OSError while it does not answer."""
         for path in ("/", "/connectors"):
-            url = f"{self.address(ports)}{path}"
+            url = f"http://127.0.0.1:{ports['client']}{path}"
             try:
                 with urllib.request.urlopen(url, timeout=_PROBE_S) as answer:
                     json.load(answer)
             except (urllib.error.HTTPError, ValueError) as cause:
                 raise ConnectionError(f"{url}: {cause}") from cause
 
-    @staticmethod
-    def address(ports: Ports) -> str:
-        """The REST address."""
-        return f"http://127.0.0.1:{ports['client']}"
+    def reached(self, config: Config, ports: Ports) -> Config:
+        """The settings with its REST address."""
+        return config.replaced("capture", connect_url=f"http://127.0.0.1:{ports['client']}")
 
     def _options(self) -> dict[str, str]:
         settings = dict(self._config.capture.worker_options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import signal
 import socket
 import struct
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
-from everstate.local.artifacts import Artifact, artifacts_of, cached
+from everstate.local.artifacts import artifacts_of, cached
 from everstate.local.class_archive import class_archive_options
 from everstate.local.files import listed
 from everstate.local.jvm import java_env, java_home
@@ -70,16 +69,14 @@ class KafkaServer(Server):
     The session is therefore 3 s instead of Kafka's 9 s.
     """
 
-    name: str = "kafka"
-    program: str = "java"
-    port_names: tuple[str, ...] = ("client", "controller")
-    stop_signal: signal.Signals = signal.SIGTERM
+    name = "kafka"
+    program = "java"
+    port_names = ("client", "controller")
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._folder = config.project.data_dir / "kafka"
+        super().__init__(config)
         self._properties = self._folder / "server.properties"
-        self.artifacts: tuple[Artifact, ...] = artifacts_of("kafka")
+        self.artifacts = artifacts_of("kafka")
         self.marker = str(self._properties)
 
     def prepare(self, ports: Ports) -> Launch:
@@ -134,10 +131,9 @@ class KafkaServer(Server):
         if brokers < 1:
             raise ConnectionError("the broker is not registered yet")
 
-    @staticmethod
-    def address(ports: Ports) -> str:
-        """The bootstrap server, ``host:port``."""
-        return f"127.0.0.1:{ports['client']}"
+    def reached(self, config: Config, ports: Ports) -> Config:
+        """The settings with its address."""
+        return config.replaced("log", bootstrap_servers=f"127.0.0.1:{ports['client']}")
 
 
 def _exactly(data: bytes, size: int) -> bytes:

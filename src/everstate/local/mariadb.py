@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import zipfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import unprivileged
-from everstate.local.artifacts import Artifact, cache_dir, cached, mariadb_artifact
+from everstate.local.artifacts import cache_dir, cached, mariadb_artifact
 from everstate.local.files import created, make_password, unpacked
 from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder, write_private
@@ -74,18 +73,15 @@ FLUSH PRIVILEGES;
 class MariaDbServer(Server):
     """A server on 127.0.0.1 with the database ``everstate`` and a user of that name."""
 
-    name: str = "mariadb"
-    program: str = "mariadbd"
-    port_names: tuple[str, ...] = ("client",)
-    stop_signal: signal.Signals = signal.SIGTERM
+    name = "mariadb"
+    program = "mariadbd"
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._folder = config.project.data_dir / "mariadb"
+        super().__init__(config)
         self._data = self._folder / "data"
         self._password = self._folder / "password"
         self._settings = self._folder / "my.cnf"
-        self.artifacts: tuple[Artifact, ...] = (mariadb_artifact(),)
+        self.artifacts = (mariadb_artifact(),)
         self.marker = f"--defaults-file={self._settings}"
 
     def prepare(self, ports: Ports) -> Launch:
@@ -120,11 +116,6 @@ class MariaDbServer(Server):
             greeting = connection.recv(5)
         if len(greeting) < 5 or greeting[4] != _PROTOCOL:
             raise ConnectionError("MariaDB does not accept connections yet")
-
-    def dsn(self, ports: Ports) -> str:
-        """The connection URL, with the password in it: not for logs."""
-        password = self._password.read_text("utf-8").strip()
-        return f"mysql://{_USER}:{password}@127.0.0.1:{ports['client']}/{_DATABASE}"
 
     def _write_secrets(self) -> None:
         """Make the password once, and the statements that the server reads at its start."""

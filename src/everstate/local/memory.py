@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from everstate.local.files import writing
 from everstate.local.processes import ProcessId
@@ -24,6 +24,9 @@ class Remembered:
     """None: it was stopped on purpose; its ports are kept for the next start."""
 
 
+_decode = msgspec.json.Decoder(dict[str, dict[str, Remembered]]).decode
+
+
 class Memory:
     """The file `stack.json` of a data folder; written whole, or not at all."""
 
@@ -34,17 +37,14 @@ class Memory:
     def read(self) -> dict[str, Remembered]:
         """Name of the server → its record; empty when none was ever started."""
         try:
-            stored = json.loads(self._file.read_text("utf-8"))
-            return {name: _remembered(entry) for name, entry in stored["servers"].items()}
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return _decode(self._file.read_bytes())["servers"]
+        except (FileNotFoundError, ValueError, KeyError):
             # Treated as missing: the next start finds stray servers by their marker and ends them.
             return {}
 
     def write(self, servers: dict[str, Remembered]) -> None:
         """Replace the file; raises LocalStackError when it cannot be written."""
-        text = json.dumps(
-            {"servers": {name: asdict(server) for name, server in servers.items()}}, indent=1
-        )
+        text = msgspec.json.format(msgspec.json.encode({"servers": servers}), indent=1).decode()
         with writing(self._file):
             private_folder(self._folder)
             write_private(self._file, text + "\n")
@@ -59,10 +59,3 @@ class Memory:
                 file = opened.enter_context(open(place, "a"))
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _remembered(entry: dict[str, Any]) -> Remembered:
-    process = entry["process"]
-    return Remembered(
-        ports=dict(entry["ports"]), process=None if process is None else ProcessId(**process)
-    )

@@ -17,7 +17,7 @@ from psycopg import sql
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import processes, unprivileged
-from everstate.local.artifacts import Artifact, cache_dir, cached, postgres_artifact
+from everstate.local.artifacts import cache_dir, cached, postgres_artifact
 from everstate.local.files import created, make_password, unpacked
 from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder
@@ -47,18 +47,16 @@ log_line_prefix = '%m [%p] '
 class PostgresServer(Server):
     """A server on 127.0.0.1 with the database ``everstate`` and a superuser of that name."""
 
-    name: str = "postgres"
-    program: str = "postgres"
-    port_names: tuple[str, ...] = ("client",)
-    stop_signal: signal.Signals = signal.SIGINT
+    name = "postgres"
+    program = "postgres"
+    stop_signal = signal.SIGINT
     """Fast shutdown: open transactions are rolled back."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._folder = config.project.data_dir / "postgres"
+        super().__init__(config)
         self._data = self._folder / "data"
         self._password = self._folder / "password"
-        self.artifacts: tuple[Artifact, ...] = (postgres_artifact(),)
+        self.artifacts = (postgres_artifact(),)
         self.marker = str(self._data)
 
     def prepare(self, ports: Ports) -> Launch:
@@ -93,9 +91,9 @@ class PostgresServer(Server):
                 name = sql.Identifier(_DATABASE)
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
 
-    def dsn(self, ports: Ports) -> str:
-        """The connection string, with the password in it: not for logs."""
-        return self._dsn(ports, _DATABASE)
+    def reached(self, config: Config, ports: Ports) -> Config:
+        """The settings with its connection string, which has the password in it."""
+        return config.replaced("store", dsn=self._dsn(ports, _DATABASE))
 
     def _dsn(self, ports: Ports, database: str) -> str:
         password = self._password.read_text("utf-8").strip()

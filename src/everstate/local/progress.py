@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,18 +27,6 @@ class StackProgress(Protocol):
         """Report the start of a download of this size; the context lasts as long as it."""
 
 
-class Silent:
-    """Reports nothing."""
-
-    def step(self, text: str) -> None:
-        """Report nothing."""
-
-    @contextmanager
-    def fetching(self, files: int, total_bytes: int) -> Iterator[Advance]:
-        """Report nothing about a download."""
-        yield lambda _size: None
-
-
 class SentenceProgress:
     """Passes each report to a function, as a sentence; a download is one sentence."""
 
@@ -54,6 +42,10 @@ class SentenceProgress:
         """Report the start of a download."""
         self._show(f"fetching {files} files, {total_bytes / 1e6:,.1f} MB")
         yield lambda _size: None
+
+
+SILENT: Final = SentenceProgress(lambda _text: None)
+"""Reports nothing."""
 
 
 class ConsoleProgress:

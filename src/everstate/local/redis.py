@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import sysconfig
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
-from everstate.local.artifacts import Artifact
-from everstate.local.server import Launch, Ports, StoreServer
+from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder
 
 _PROBE_S = 2.0
 
 
-class RedisServer(StoreServer):
+class RedisServer(Server):
     """A server on 127.0.0.1, without a password; the program is that of the extra `redis`."""
 
-    name: str = "redis"
-    program: str = "redis-server"
-    port_names: tuple[str, ...] = ("client",)
-    stop_signal: signal.Signals = signal.SIGTERM
-    artifacts: tuple[Artifact, ...] = ()
+    name = "redis"
+    program = "redis-server"
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._folder = config.project.data_dir / "redis"
+        super().__init__(config)
         self._settings = self._folder / "redis.conf"
         self.marker = str(self._settings)
 
@@ -63,6 +57,7 @@ class RedisServer(StoreServer):
             if connection.recv(5) != b"+PONG":
                 raise ConnectionError("Redis does not answer yet")
 
-    def url(self, ports: Ports) -> str:
-        """The address of a running server."""
-        return f"redis://127.0.0.1:{ports['client']}"
+    def reached(self, config: Config, ports: Ports) -> Config:
+        """The settings with its address."""
+        stores = config.stores.with_url(self.name, f"redis://127.0.0.1:{ports['client']}")
+        return config.model_copy(update={"stores": stores})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from everstate.config import Config
 from everstate.local.artifacts import Artifact
 
 Ports = Mapping[str, int]
@@ -23,21 +24,26 @@ class Launch:
     cwd: Path
 
 
-class Server(Protocol):
+class Server(ABC):
     """One server; its data, configuration and marker are in its own folder."""
 
     name: str
-    port_names: tuple[str, ...]
-    stop_signal: signal.Signals
-    artifacts: tuple[Artifact, ...]
+    port_names: tuple[str, ...] = ("client",)
+    stop_signal = signal.SIGTERM
+    artifacts: tuple[Artifact, ...] = ()
     program: str
     """Name of the program that its process runs."""
     marker: str
     """An argument of its process that has the path of its folder."""
 
+    def __init__(self, config: Config) -> None:
+        self._config, self._folder = config, config.project.data_dir / self.name
+
+    @abstractmethod
     def prepare(self, ports: Ports) -> Launch:
         """Write its configuration; create its data at the first start. May take seconds."""
 
+    @abstractmethod
     def probe(self, ports: Ports) -> None:
         """Send a request in its own protocol; raises OSError while it does not answer."""
 
@@ -45,9 +51,6 @@ class Server(Protocol):
         """Finish the setup once it answers, if there is anything to do; idempotent."""
         return
 
-
-class StoreServer(Server, Protocol):
-    """The server of a store of views; its views have the error while it does not answer."""
-
-    def url(self, ports: Ports) -> str:
-        """Its address, for `stores.NAME.url`."""
+    def reached(self, config: Config, ports: Ports) -> Config:
+        """The settings with its address; unchanged for one that no setting names."""
+        return config

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, cast
+from typing import Literal, Self
 
 import psutil
 
@@ -37,9 +37,9 @@ from everstate.local.processes import (
     wait_gone,
     works_elsewhere,
 )
-from everstate.local.progress import Silent, StackProgress
+from everstate.local.progress import SILENT, StackProgress
 from everstate.local.redis import RedisServer
-from everstate.local.server import Ports, Server, StoreServer
+from everstate.local.server import Ports, Server
 from everstate.private import private_folder
 
 ServerState = Literal["running", "not answering", "crashed", "stopped"]
@@ -59,8 +59,9 @@ _SERVERS: dict[str, Callable[[Config], Server]] = {
     "postgres": PostgresServer,
     "cassandra": CassandraServer,
     "mariadb": MariaDbServer,
+    "redis": RedisServer,
 }
-_STORES: dict[str, Callable[[Config], StoreServer]] = {"redis": RedisServer}
+_STORES = ("redis",)
 """Servers of stores of views: started when the configuration has a section of the store."""
 _TRY_AGAIN = ("Address already in use", "pre-existing shared memory block", "lock file")
 """Messages of a failed start that may succeed with another port or after a moment."""
@@ -123,7 +124,7 @@ class Stack:
         same unless another process uses them. Takes about 4 s the first time. Raises
         LocalStackError with the end of the log of the server that did not start.
         """
-        steps = progress or Silent()
+        steps = progress or SILENT
         if not self._servers:
             return self._config
         with self._memory.lock():
@@ -143,19 +144,14 @@ class Stack:
         Raises LocalStackError when one of them does not run, unless it is optional or not in
         ``needs`` (``None``: all are needed); its address then stays empty.
         """
-        remembered = self._remembered()
-        ports: dict[str, Ports] = {}
-        stores = self._config.stores
+        remembered, config = self._remembered(), self._config
         for name, server in self._servers.items():
             known = remembered.get(name)
-            if name in _STORES:
-                # One that does not answer is an error of its views, and of nothing else.
-                if known is not None:
-                    stores = stores.with_url(name, cast(StoreServer, server).url(known.ports))
-                continue
-            if known is None or not _runs(known):
-                if name in _OPTIONAL or (needs is not None and name not in needs):
-                    continue
+            # A store of views that does not answer is an error of its views, and of nothing else.
+            is_optional = name in _STORES or name in _OPTIONAL
+            if known is not None and (_runs(known) or name in _STORES):
+                config = server.reached(config, known.ports)
+            elif not is_optional and (needs is None or name in needs):
                 crashed = known is not None and known.process is not None
                 raise LocalStackError(
                     f"the local {name} {'crashed' if crashed else 'is not running'}.",
@@ -163,34 +159,7 @@ class Stack:
                     if crashed
                     else "Start it with `everstate up`, or give its address in everstate.toml.",
                 )
-            ports[name] = known.ports
-        kafka, postgres = self._servers.get("kafka"), self._servers.get("postgres")
-        cassandra = self._servers.get("cassandra")
-        config = self._config.model_copy(update={"stores": stores})
-        if isinstance(cassandra, CassandraServer) and "cassandra" in ports:
-            config = config.with_cassandra(*cassandra.address(ports["cassandra"]))
-        if "connect" in ports:
-            url = ConnectServer.address(ports["connect"])
-            capture = config.capture.model_copy(update={"connect_url": url})
-            config = config.model_copy(update={"capture": capture})
-        return config.with_addresses(
-            bootstrap_servers=kafka.address(ports["kafka"])
-            if isinstance(kafka, KafkaServer) and "kafka" in ports
-            else None,
-            store_dsn=postgres.dsn(ports["postgres"])
-            if isinstance(postgres, PostgresServer) and "postgres" in ports
-            else None,
-        )
-
-    def mariadb_url(self) -> str:
-        """Connection URL of the local MariaDB, password included; LocalStackError without one."""
-        server, known = self._servers.get("mariadb"), self._remembered().get("mariadb")
-        if not isinstance(server, MariaDbServer) or known is None or not _runs(known):
-            raise LocalStackError(
-                "the local mariadb is not running.",
-                advice='Set local = ["mariadb"] under [capture] and run `everstate up`.',
-            )
-        return server.dsn(known.ports)
+        return config
 
     def status(self) -> list[ServerStatus]:
         """Present status of each server; probes each running one by its protocol (at most 3 s)."""
@@ -224,7 +193,7 @@ class Stack:
         with self._memory.lock():
             crashed = [name for name in self.crashed() if name in wanted]
             for name in crashed:
-                self._bring_up(name, progress or Silent())
+                self._bring_up(name, progress or SILENT)
         return crashed
 
     def settled_crashes(self) -> list[str]:
@@ -278,7 +247,7 @@ class Stack:
         """Stop one server when it runs, and start it on the same ports."""
         with self._memory.lock():
             self._take_down(name)
-            self._bring_up(name, progress or Silent())
+            self._bring_up(name, progress or SILENT)
 
     def restart_crashed(self, name: str, progress: StackProgress) -> None:
         """Start one server again, unless it was stopped or started meanwhile."""
@@ -318,7 +287,7 @@ class Stack:
         """The server of that name."""
         if name == "connect":
             return ConnectServer(self._config, self._brokers)
-        return (_STORES.get(name) or _SERVERS[name])(self._config)
+        return _SERVERS[name](self._config)
 
     def _server(self, name: str) -> Server:
         """The server of that name, also when the settings do not name it any more."""
@@ -365,11 +334,10 @@ class Stack:
 
     def _brokers(self) -> str:
         """The log's addresses; the local broker was started before the server that needs them."""
-        known = self._remembered().get("kafka")
-        if self._config.log.bootstrap_servers is not None:
-            return self._config.log.bootstrap_servers
-        assert known is not None, "Connect is started after Kafka"
-        return KafkaServer.address(known.ports)
+        kafka, config = self._servers.get("kafka"), self._config
+        if kafka is not None:
+            config = kafka.reached(config, self._remembered()["kafka"].ports)
+        return config.bootstrap_servers
 
     def _log(self, name: str) -> Path:
         return self._config.project.data_dir / "logs" / f"{name}.log"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar
 if TYPE_CHECKING:  # views call this, too, and load no Kafka for it
     from confluent_kafka import Message
 
-RecordPlace = tuple[str | None, int | None, int | None]
+RecordPlace = tuple[str, int, int]
 """Topic, partition and offset of a record."""
 
 Incoming: TypeAlias = "Message"
@@ -144,4 +144,8 @@ def within(
 
 def place_of(message: Incoming) -> RecordPlace:
     """Where a record is in the log."""
-    return message.topic(), message.partition(), message.offset()
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
+    return topic, partition, offset

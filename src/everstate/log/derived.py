@@ -91,14 +91,12 @@ class DerivedNote(msgspec.Struct):
     @property
     def written(self) -> bytes:
         """The note as bytes; equal notes give equal bytes."""
-        versions = {v: dict(sorted(at.items())) for v, at in sorted(self.versions.items())}
-        meanings = dict(sorted(self.meanings.items()))
-        return msgspec.json.encode(DerivedNote(versions, self.published, meanings))
+        # The encoder sorts only texts, and versions and partitions are numbers.
+        return msgspec.json.encode(msgspec.to_builtins(self, str_keys=True, order="deterministic"))
 
     def copied(self) -> DerivedNote:
         """A copy that may be changed."""
-        versions = {version: dict(at) for version, at in self.versions.items()}
-        return DerivedNote(versions, self.published, dict(self.meanings))
+        return self.read(self.written)
 
     def forget(self, version: int) -> None:
         """Remove a version that is gone, or that was another one with the same number."""

@@ -364,9 +364,6 @@ def next_offsets(batch: Sequence[Incoming]) -> Mapping[LogPartition, int]:
     """The offset after the last record of each partition of a batch."""
     found: dict[LogPartition, int] = {}
     for message in batch:
-        topic, partition, offset = message.topic(), message.partition(), message.offset()
-        assert topic is not None
-        assert partition is not None
-        assert offset is not None
+        topic, partition, offset = place_of(message)
         found[topic, partition] = offset + 1
     return found

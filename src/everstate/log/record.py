@@ -13,7 +13,6 @@ Header = tuple[str, bytes | None]
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
-NO_TIMESTAMP = -1
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

@@ -152,6 +152,18 @@ class _Wanted:
     config: Mapping[str, str]
 
 
+def _deleted(name: str, partitions: int, hours: float, bytes_max: int) -> _Wanted:
+    """A topic whose records are deleted after so many hours."""
+    retention = {"cleanup.policy": "delete", "retention.ms": str(int(hours * _HOUR_MS))}
+    return _Wanted(name, partitions, {**retention, _SIZE: str(bytes_max)})
+
+
+def _compacted(name: str, partitions: int, bytes_max: int, more: Mapping[str, str]) -> _Wanted:
+    """A topic that keeps the newest record of each key; ``more``: other settings."""
+    compaction = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
+    return _Wanted(name, partitions, {**compaction, **more, _SIZE: str(bytes_max)})
+
+
 class Topics(Closing):
     """Creates and describes topics; has one admin connection, close it."""
 
@@ -230,6 +242,12 @@ class Topics(Closing):
         ]
         self._make(missing)
         return [topic.name for topic in missing]
+
+    def ensure_beside(self, changelog: str, name: str) -> None:
+        """Create a topic with the partitions of a changelog and its settings, if it is missing."""
+        hours, size = self._config.log.changes_retention_hours, changelog_bytes_max(self._config)
+        wanted = _deleted(name, self.partitions(changelog), hours, size)
+        self.ensure_raw([name], partitions=wanted.partitions, settings=wanted.config)
 
     def raise_sizes(self, names: Iterable[str], bytes_max: int) -> None:
         """Raise the record size limit of existing topics to ``bytes_max``, where it is lower."""
@@ -329,70 +347,33 @@ class Topics(Closing):
 
     def _wanted(self, entity_names: Iterable[str], generation: int) -> Iterable[_Wanted]:
         log, names = self._config.log, self.names
-        dead = {
-            "cleanup.policy": "delete",
-            "retention.ms": str(int(log.dead_retention_hours * _HOUR_MS)),
-            _SIZE: str(dead_bytes_max(self._config)),
+        size, dead_size = changelog_bytes_max(self._config), dead_bytes_max(self._config)
+        of_state = {
+            # A reader that starts now sees each key's change for at least a minute.
+            "min.compaction.lag.ms": "60000",
+            # Tombstones stay readable as long as the delete changes before them (C7).
+            "delete.retention.ms": str(7 * 24 * _HOUR_MS),
+            "min.cleanable.dirty.ratio": "0.3",
         }
         for entity in entity_names:
-            yield _Wanted(
-                names.changes(entity, generation),
-                log.partitions,
-                {
-                    "cleanup.policy": "delete",
-                    "retention.ms": str(int(log.changes_retention_hours * _HOUR_MS)),
-                    _SIZE: str(changelog_bytes_max(self._config)),
-                },
-            )
-            yield _Wanted(
-                names.state(entity, generation),
-                log.partitions,
-                {
-                    "cleanup.policy": "compact",
-                    # A reader that starts now sees each key's change for at least a minute.
-                    "min.compaction.lag.ms": "60000",
-                    # Tombstones stay readable as long as the delete changes before them (C7).
-                    "delete.retention.ms": str(7 * 24 * _HOUR_MS),
-                    "min.cleanable.dirty.ratio": "0.3",
-                    _SIZE: str(changelog_bytes_max(self._config)),
-                },
-            )
-            yield _Wanted(names.dead(entity), log.partitions, dead)
-        yield _Wanted(names.dead_unknown, 1, dead)
-        yield _Wanted(
-            names.progress,
-            1,
-            {
-                "cleanup.policy": "compact",
-                "segment.bytes": str(16 * 1_048_576),
-                "min.cleanable.dirty.ratio": "0.1",
-                _SIZE: str(changelog_bytes_max(self._config)),
-            },
-        )
+            changes, state = names.changes(entity, generation), names.state(entity, generation)
+            yield _deleted(changes, log.partitions, log.changes_retention_hours, size)
+            yield _compacted(state, log.partitions, size, of_state)
+            dead = names.dead(entity)
+            yield _deleted(dead, log.partitions, log.dead_retention_hours, dead_size)
+        yield _deleted(names.dead_unknown, 1, log.dead_retention_hours, dead_size)
+        yield _compacted(names.progress, 1, size, {"segment.bytes": str(16 * 1_048_576)})
 
     def _wanted_commands(self, entity_names: Iterable[str]) -> Iterable[_Wanted]:
-        names = self.names
-        kept = {
-            "cleanup.policy": "delete",
-            "retention.ms": str(int(self._config.commands.retention_hours * _HOUR_MS)),
-            _SIZE: str(changelog_bytes_max(self._config)),
-        }
+        hours, size = self._config.commands.retention_hours, changelog_bytes_max(self._config)
         for entity in entity_names:
-            yield _Wanted(names.commands(entity), self._config.log.partitions, kept)
-            yield _Wanted(names.replies(entity), self._config.log.partitions, kept)
-            yield self._kept(names.parked(entity))
+            for name in (self.names.commands(entity), self.names.replies(entity)):
+                yield _deleted(name, self._config.log.partitions, hours, size)
+            yield self._kept(self.names.parked(entity))
 
     def _kept(self, name: str) -> _Wanted:
         """A compacted topic of waiting entries, each of which is removed by its tombstone."""
-        return _Wanted(
-            name,
-            self._config.log.partitions,
-            {
-                "cleanup.policy": "compact",
-                "min.cleanable.dirty.ratio": "0.1",
-                _SIZE: str(dead_bytes_max(self._config)),
-            },
-        )
+        return _compacted(name, self._config.log.partitions, dead_bytes_max(self._config), {})
 
     def _make(self, topics: Sequence[_Wanted]) -> None:
         if not topics:

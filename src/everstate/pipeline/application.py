@@ -108,7 +108,7 @@ def pipeline_parts(
             at_once[f"debezium-{name}"] = partial(DebeziumForm, config, project.entities[name])
         for name, derivation in project.derivations.items():
             if not derivation.is_raw:
-                kept[f"derive-{name}"] = partial(Deriver, config, project, derivation, spark)
+                kept[f"derive-{name}"] = partial(Deriver, config, project, derivation)
         yield {name: part_of(make) for name, make in at_once.items()} | {
             name: part_of(make, after=prepared) for name, make in kept.items()
         }

@@ -71,19 +71,6 @@ class ViewReport:
         """The report as plain values, for the registry or a request's answer."""
         return {**asdict(self), "holds": self.holds}
 
-    @classmethod
-    def of(cls, note: Mapping[str, Any]) -> ViewReport:
-        """The report from the values of :meth:`note`."""
-        lists = {"differences", "not_read", "not_compared", "misfits"}
-        values = {name: note[name] for name in cls.__dataclass_fields__ if name not in lists}
-        return cls(
-            **values,
-            differences=tuple(RowDifference(**each) for each in note["differences"]),
-            not_read=tuple(note["not_read"]),
-            not_compared=tuple(note["not_compared"]),
-            misfits=tuple(note["misfits"]),
-        )
-
 
 def failing(reports: Sequence[ViewReport]) -> list[ViewReport]:
     """The reports whose proof does not hold."""

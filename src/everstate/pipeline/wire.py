@@ -11,7 +11,6 @@ from everstate.changes import EntityType
 from everstate.changes.debezium import debezium_records
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidChange
-from everstate.log.client import changelog_bytes_max
 from everstate.log.consumer import Follower
 from everstate.log.positions import Offsets, check_ends
 from everstate.log.publisher import OncePublisher
@@ -23,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 _RECORDS_MAX: Final = 10_000
 _WAIT_S: Final = 0.1
-_HOUR_MS: Final = 3_600_000
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -112,18 +110,10 @@ class DebeziumForm(Worker):
         return self._follower, self._note
 
     def _open(self) -> tuple[Follower, _Note]:
-        retention = int(self._config.log.changes_retention_hours * _HOUR_MS)
         offsets = self._offsets
         with Topics(self._config) as topics:
             topics.ensure([self._entity_type.name])
-            topics.ensure_raw(
-                [self._target],
-                partitions=topics.partitions(self._source),
-                settings={
-                    "retention.ms": str(retention),
-                    "max.message.bytes": str(changelog_bytes_max(self._config)),
-                },
-            )
+            topics.ensure_beside(self._source, self._target)
             identity = topics.identity(self._source)
             starts = {part: at for (_, part), at in offsets.beginnings([self._source]).items()}
         progress = self._publisher.open()

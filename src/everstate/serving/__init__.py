@@ -1,31 +1,15 @@
 """Reading: entities now and at any time, lists, histories, explanations, state of the views."""
 
-from everstate.serving.answers import (
-    ColdRead,
-    Entity,
-    Explanation,
-    FoundRow,
-    Place,
-    Version,
-    ViewLag,
-    ViewRow,
-)
-from everstate.serving.differences import ABSENT, Difference, differences
-from everstate.serving.moments import parse_moment
-from everstate.serving.reader import Reader
-
-__all__ = [
-    "ABSENT",
-    "ColdRead",
-    "Difference",
-    "Entity",
-    "Explanation",
-    "FoundRow",
-    "Place",
-    "Reader",
-    "Version",
-    "ViewLag",
-    "ViewRow",
-    "differences",
-    "parse_moment",
-]
+from everstate.serving.answers import ColdRead as ColdRead
+from everstate.serving.answers import Entity as Entity
+from everstate.serving.answers import Explanation as Explanation
+from everstate.serving.answers import FoundRow as FoundRow
+from everstate.serving.answers import Place as Place
+from everstate.serving.answers import Version as Version
+from everstate.serving.answers import ViewLag as ViewLag
+from everstate.serving.answers import ViewRow as ViewRow
+from everstate.serving.differences import ABSENT as ABSENT
+from everstate.serving.differences import Difference as Difference
+from everstate.serving.differences import differences as differences
+from everstate.serving.moments import parse_moment as parse_moment
+from everstate.serving.reader import Reader as Reader

@@ -18,11 +18,11 @@ from everstate.config import Config
 from everstate.errors import CorruptRecord, InvalidChange, InvalidToken, UnknownEntity
 from everstate.log.positions import Range
 from everstate.log.record import Record
-from everstate.serving.in_effect import in_effect
 from everstate.serving.judged import CoreNotes
 from everstate.serving.places import check_log
-from everstate.serving.source import GENERATION, RecordSource, Run
+from everstate.views.in_effect import in_effect
 from everstate.views.project import Project
+from everstate.views.source import GENERATION, RecordSource, Run
 from everstate.views.trailing import Exceptions
 
 Since: TypeAlias = str

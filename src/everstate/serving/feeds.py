@@ -22,9 +22,9 @@ from everstate.log.positions import Range
 from everstate.log.record import Record
 from everstate.log.topics import Topics
 from everstate.serving.changes import version_of
-from everstate.serving.in_effect import in_effect
 from everstate.serving.judged import CoreNotes
-from everstate.serving.source import GENERATION, RecordSource
+from everstate.views.in_effect import in_effect
+from everstate.views.source import GENERATION, RecordSource
 
 PAGE_OFFSETS: Final = 128
 """Offsets of a page. It is part of what a page's address means, so it can never be changed."""

@@ -13,19 +13,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from everstate.changes.tokens import LogPosition, Partition, Spot
 from everstate.config import Config
-from everstate.errors import EverstateError, StatementRefused, Unavailable
+from everstate.errors import EverstateError
 from everstate.serving.changes import NOW, Changes, Delivery
+from everstate.serving.shared_reader import SharedReader, failure_of
 from everstate.views.project import Project
 
 logger = logging.getLogger("everstate.serving")
 
-_RETRY_S: Final = 1.0
-_LINGER_S: Final = 30.0
-"""The hub keeps reading so long after its last subscription, for those that come back."""
 _MEMORY_CHANGES: Final = 20_000
 _MEMORY_BYTES: Final = 32 * 1_048_576
 _WAITING_BYTES: Final = 32 * 1_048_576
@@ -52,7 +51,7 @@ class Subscription:
         self._lock = threading.Lock()
         self._dropped = 0
         self.failure: EverstateError | None = None
-        """Why no more changes come; ``None``: they do."""
+        """Why it cannot be said which changes are wanted; ``None``: it can."""
 
     def take(self) -> tuple[list[Delivery], int]:
         """The changes that wait, oldest first, and how many were dropped before the first one."""
@@ -86,7 +85,8 @@ class Subscription:
                 return
         except Exception as error:
             logger.exception("a subscription ends: whether it wants a change cannot be said")
-            self.end(_failure(error, "a subscription"))
+            self.failure = failure_of(error, "a subscription ended by an error")
+            self._wake()
             return
         with self._lock:
             is_asleep = not self._waiting
@@ -100,21 +100,19 @@ class Subscription:
         if is_asleep:
             self._wake()
 
-    def end(self, failure: EverstateError) -> None:
-        """Hand over no more changes, because of ``failure``."""
-        self.failure = failure
-        self._wake()
 
+class ChangeHub(SharedReader):
+    """Reads the accepted changes of one entity type while it has subscriptions. Thread-safe.
 
-class ChangeHub:
-    """Reads the accepted changes of one entity type while it has subscriptions. Thread-safe."""
+    Its first subscriber opens a consumer, about 50 ms.
+    """
 
     def __init__(self, config: Config, project: Project, entity: str) -> None:
-        self._config, self._project, self._entity = config, project, entity
-        self._lock = threading.Lock()
-        self._stream: Changes | None = None
-        self._newest: Changes | None = None
-        """The newest stream, also when it is closed."""
+        super().__init__(f"the changes of {entity}")
+        self._make = partial(Changes, config, project, entity)
+        self._stream: Changes
+        self._is_cut_off = False
+        """Whether the stream has been read before, and has failed since."""
         self._spots: dict[Partition, Spot] = {}
         self._memory: deque[Delivery] = deque()
         self._memory_bytes = 0
@@ -122,8 +120,7 @@ class ChangeHub:
         """The memory has all changes behind these spots."""
         self._by_key: dict[str | None, list[Subscription]] = {}
         """Subscriptions to one key, and under ``None`` those to all keys."""
-        self._thread: threading.Thread | None = None
-        self._timer: threading.Timer | None = None
+        self._by_wake: dict[Callable[[], None], tuple[str | None, Subscription]] = {}
 
     def subscribe(
         self,
@@ -136,26 +133,11 @@ class ChangeHub:
     ) -> Subscription:
         """Begin to hand over changes of one key or of all, those from now on.
 
+        ``wake``: of a subscriber that has joined; called when there is something to take.
         ``since``: those behind this position, if the hub remembers them and not more than ``limit``
         were missed; :attr:`Subscription.goes_on` says so.
-        ``wake`` is called from another thread when there is something to take; it must not block.
-        Raises as :class:`~everstate.serving.changes.Changes` does. Cost: the first subscription
-        opens a consumer, about 50 ms.
         """
         with self._lock:
-            if self._thread is not None and not self._thread.is_alive():
-                # It has not begun, for lack of threads: its subscribers must not wait for it.
-                self._end(Unavailable(f"the changes of {self._entity} are not read."))
-            if self._stream is None:
-                self._stream = Changes(self._config, self._project, self._entity, since=NOW)
-                self._newest = self._stream
-                self._spots = self._stream.spots
-                self._memory.clear()
-                self._memory_bytes, self._memory_begins = 0, dict(self._spots)
-                self._thread = threading.Thread(
-                    target=self._run, args=[self._stream], name=f"hub-{self._entity}", daemon=True
-                )
-                self._thread.start()
             made = Subscription(self._spots, wants, wake, limit)
             if since is not None and since.log == self._stream.mark:
                 missed = self._missed(since.spots, key, wants)
@@ -164,28 +146,18 @@ class ChangeHub:
                     for each in missed:
                         made.offer(each)
             self._by_key.setdefault(key, []).append(made)
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            self._by_wake[wake] = key, made
         return made
 
-    def leave(self, subscription: Subscription) -> None:
-        """End a subscription; a while after the last one, the hub stops reading."""
+    def leave(self, wake: Callable[[], None]) -> None:
+        """End the subscription of a subscriber."""
         with self._lock:
-            for key, listed in list(self._by_key.items()):
-                if subscription in listed:
-                    listed.remove(subscription)
-                    if not listed:
-                        del self._by_key[key]
-            if not self._by_key and self._stream is not None:
-                self._timer = threading.Timer(_LINGER_S, self._stop_unused)
-                self._timer.daemon = True
-                self._timer.start()
-
-    def _stop_unused(self) -> None:
-        with self._lock:
-            if not self._by_key:
-                self._stop()
+            key, subscription = self._by_wake.pop(wake, (None, None))
+            if subscription is not None:
+                self._by_key[key].remove(subscription)
+                if not self._by_key[key]:
+                    del self._by_key[key]
+        super().leave(wake)
 
     def _missed(
         self, since: Mapping[Partition, Spot], key: str | None, wants: Callable[[Delivery], bool]
@@ -210,70 +182,34 @@ class ChangeHub:
             return {} if subscription.has_waiting else dict(self._spots)
 
     def token_of(self, spots: Mapping[Partition, Spot]) -> str:
-        """The token of a position in this log, once there was a subscription."""
-        # A subscription may just have begun when the hub is closed, and its stream with it.
-        assert self._newest is not None, "there was a subscription"
-        return self._newest.token_of(spots)
+        """The token of a position in this log, once somebody has joined."""
+        return self._stream.token_of(spots)
 
     def position_of(self, spots: Mapping[Partition, Spot]) -> LogPosition:
-        """The position of these spots in this log, once there was a subscription."""
-        assert self._newest is not None, "there was a subscription"
-        return LogPosition(self._newest.mark, spots)
+        """The position of these spots in this log, once somebody has joined."""
+        return LogPosition(self._stream.mark, spots)
 
-    def close(self) -> None:
-        """End all subscriptions."""
+    def _open(self) -> None:
+        self._stream = self._make(since=NOW)
+        self._spots = self._stream.spots
+        self._memory_begins = dict(self._spots)
+
+    def _read(self) -> float:
+        if self._is_cut_off:
+            self._stream = self._make(since=self.token_of(self._spots))
+            if self._stopped.is_set():
+                self._stream.close()
+                return 0.0
+        self._is_cut_off = True
+        for delivery in self._stream:
+            self._hand_over(delivery)
+        return 0.0
+
+    def _leave_source(self) -> None:
+        self._stream.close()
+
+    def _hand_over(self, delivery: Delivery) -> None:
         with self._lock:
-            self._end(Unavailable("the server is being stopped."))
-        thread = self._thread
-        if thread is not None:
-            thread.join(5.0)
-
-    def _stop(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _end(self, failure: EverstateError) -> None:
-        for listed in self._by_key.values():
-            for each in listed:
-                each.end(failure)
-        self._by_key.clear()
-        self._stop()
-
-    def _run(self, stream: Changes) -> None:
-        try:
-            self._read(stream)
-        except Exception as error:
-            # Whatever it is: a reader that ended in silence would leave its subscribers waiting.
-            logger.exception("the changes of %s cannot be read; subscriptions end", self._entity)
-            with self._lock:
-                if self._thread is threading.current_thread():
-                    self._end(_failure(error, f"the subscriptions of {self._entity}"))
-
-    def _read(self, stream: Changes) -> None:
-        while True:
-            try:
-                for delivery in stream:
-                    self._hand_over(stream, delivery)
-                return
-            except StatementRefused:
-                raise
-            except EverstateError as error:
-                if not error.retryable:
-                    with self._lock:
-                        if self._stream is stream:
-                            self._end(error)
-                    return
-                logger.warning("subscriptions of %s wait: %s", self._entity, error)
-            again = self._again(stream)
-            if again is None:
-                return
-            stream = again
-
-    def _hand_over(self, stream: Changes, delivery: Delivery) -> None:
-        with self._lock:
-            if self._stream is not stream:
-                return
             self._spots[delivery.partition] = delivery.spot
             self._remember(delivery)
             key = key_of(delivery)
@@ -288,35 +224,9 @@ class ChangeHub:
             self._memory_bytes -= _bytes_of(oldest)
             self._memory_begins[oldest.partition] = oldest.spot
 
-    def _again(self, failed: Changes) -> Changes | None:
-        """A new stream that continues where the failed one stopped; ``None``: nobody reads."""
-        waiting = threading.Event()
-        while not waiting.wait(_RETRY_S):
-            with self._lock:
-                if self._stream is not failed:
-                    return None
-                try:
-                    token = failed.token_of(self._spots)
-                    made = Changes(self._config, self._project, self._entity, since=token)
-                except EverstateError as error:
-                    if not error.retryable:
-                        self._end(error)
-                        return None
-                    continue
-                self._stream = self._newest = made
-                return made
-        return None
-
 
 def _bytes_of(delivery: Delivery) -> int:
     return len(delivery.record.value or b"")
-
-
-def _failure(error: Exception, what: str) -> EverstateError:
-    """What subscribers get for an error; after one that nothing expected they may come back."""
-    if isinstance(error, EverstateError) and not isinstance(error, StatementRefused):
-        return error
-    return Unavailable(f"{what} ended by an error: {type(error).__name__}: {error}")
 
 
 def key_of(delivery: Delivery) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final
 
 from everstate.changes import EntityType
@@ -17,6 +18,7 @@ from everstate.serving.reader import Reader, entity_of, version_of
 from everstate.views.tables import Row
 
 KEYS_MAX: Final = 1_000
+_PAGE: Final = 100
 ChangesCursor = tuple[datetime, str, int]
 """Where a page of changes ends: recorded at, key and version of its last change."""
 
@@ -161,3 +163,47 @@ def _after(reader: Reader, kind: EntityType, row: Row) -> Version:
     """The version of a row whose last column is the state before it."""
     found = version_of(kind, row, (None, None, None, row[14]))
     return masked_version(found, reader.masks(kind.name))
+
+
+def chosen_versions(
+    reader: Reader,
+    entity: str,
+    key: str,
+    wanted: WrittenBy,
+    *,
+    limit: int,
+    scan: int,
+    before: int | None = None,
+    after: int | None = None,
+) -> tuple[Sequence[Version], int, int]:
+    """At most ``limit`` of the versions that are wanted, of at most ``scan`` that are read.
+
+    Out: they, oldest first; the oldest and the newest version that was read, 0 for none. They are
+    the newest of them; ``after`` a version: the oldest after that one. ``before``: only older ones.
+    Raises NotFound when the key was never seen. Cost: the history up to the end of the page.
+    """
+    if after is None:
+        versions = reader.newest_first(entity, key, before=before)
+    else:
+        versions = _oldest_first(reader, entity, key, before, after)
+    found: list[Version] = []
+    read: list[int] = []
+    for version in islice(versions, scan):
+        read.append(version.version)
+        if wanted.has(version):
+            found.append(version)
+        if len(found) == limit:
+            break
+    found.sort(key=lambda version: version.version)
+    return found, min(read, default=0), max(read, default=0)
+
+
+def _oldest_first(
+    reader: Reader, entity: str, key: str, before: int | None, after: int
+) -> Iterator[Version]:
+    page = reader.history(entity, key, limit=_PAGE, before=before, after=after)
+    while page:
+        yield from page
+        if len(page) < _PAGE:
+            return
+        page = reader.history(entity, key, limit=_PAGE, before=before, after=page[-1].version)

@@ -11,7 +11,7 @@ from everstate.errors import LogError, MissingExtra
 from everstate.log.lag import Lag, LagRow, ReaderPosition
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames, Topics
-from everstate.views.control import KEPT, RETIRED, ViewStatuses
+from everstate.views.control import BUILDING, KEPT, RETIRED, ViewStatuses
 
 ARCHIVE: Final = "archive"
 """The reader that copies the log to the lake."""
@@ -146,7 +146,8 @@ def _positions(
     read = {
         (row.name, row.version): row.name if row.published else f"{row.name}, version {row.version}"
         for row in control.versions()
-        if row.status not in (KEPT, RETIRED)
+        # A topic that is being built begins with the first change, which the log need not have.
+        if row.status not in (KEPT, RETIRED) and not (row.is_topic and row.status == BUILDING)
     }
     for place in control.positions():
         reader = read.get((place.view, place.version))
@@ -167,10 +168,7 @@ def archive_position(config: Config, entity: str) -> dict[int, dict[int, int]]:
         from everstate.archive.commits import ArchiveLog
         from everstate.archive.reader import ArchiveReader
     except ModuleNotFoundError as error:
-        missing = MissingExtra.of(error)
-        if missing is None:
-            raise
-        raise missing from error
+        raise MissingExtra.of(error) or error from error
     if not ArchiveLog(config, entity).exists():
         return {}
     return ArchiveReader(config, entity).position()

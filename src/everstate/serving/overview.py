@@ -11,9 +11,10 @@ from everstate.postgres import identifier
 from everstate.serving.answers import ViewLag, ViewRow
 from everstate.serving.connection import ReadConnection
 from everstate.serving.freshness import Behind, Freshness
-from everstate.serving.overflows import overflows
 from everstate.views.control import KEPT, ViewPosition, ViewVersion
 from everstate.views.kinds import ViewPlan
+from everstate.views.reading import overflow_sql
+from everstate.views.stores.postgres.tables import Readers
 from everstate.views.tables import HOME, latest_of
 
 _Place = tuple[str, int]
@@ -45,7 +46,7 @@ def views(
     for version, rows in inputs.items():
         places[version] = [place for row in rows for place in places[row.name, row.version]]
     behind = _lags(config, places)
-    waiting = control.deferred_counts()
+    waiting = control.deferred()
     misfits = control.misfits()
     found = []
     for row in sorted(versions, key=lambda row: (row.is_part, row.entity, row.name, row.version)):
@@ -71,7 +72,7 @@ def views(
                 status_reason=told.status_reason,
                 error=told.error,
                 waits_for=told.waits_for,
-                throttled=sum(waiting.get((row.name, row.version), {}).values()),
+                throttled=sum(n for n, _ in waiting.get((row.name, row.version), {}).values()),
                 progress=None if row.progress is None else dict(row.progress),
                 overflows=dict(overflows(connection, schema, row, plan)),
                 misfits=tuple(each for each in misfits if row.name == latest_of(each.entity)),
@@ -142,3 +143,27 @@ def _lags(
 def _count(connection: ReadConnection, schema: str, name: str) -> int:
     row = connection.row(f"SELECT count(*) FROM {identifier(schema, name)}".encode())
     return int(row[0]) if row is not None else 0
+
+
+def overflows(
+    connection: ReadConnection, schema: str, row: ViewVersion, plan: ViewPlan | None
+) -> Mapping[str, int]:
+    """Number of groups in which an output is too large for its CAST, by output; none is left out.
+
+    ``plan``: as the project declares the view; nothing is known where the version is of another
+    meaning. Cost: nothing without such a CAST, else one pass over the groups.
+    """
+    if plan is None or plan.fingerprint != row.fingerprint:
+        return {}
+    if (computed := plan.computed(Readers(schema, row.version))) is None:
+        return {}
+    relation, outputs = computed
+    conditions = {name: overflow_sql(text) for name, text in outputs if "CAST(" in text}
+    names = [name for name, condition in conditions.items() if condition is not None]
+    if not names:
+        return {}
+    counts = ", ".join(f"count(*) FILTER (WHERE {conditions[name]})" for name in names)
+    query = f"SELECT {counts} FROM {relation}"
+    # It has no parameters, but maybe the operator %.
+    found = connection.row(query.replace("%", "%%").encode()) or ()
+    return {name: count for name, count in zip(names, found, strict=True) if count}

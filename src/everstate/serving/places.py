@@ -67,16 +67,12 @@ def applied_of(control: ViewStatuses, row: ViewVersion) -> dict[str, dict[Partit
     found = spots_of(control, row)
     if row.inputs:
         return found
-    for at, first in control.deferred_first(row.name, row.version).items():
+    here = control.deferred(row.name).get((row.name, row.version), {})
+    for at, (_, first) in here.items():
         spots = found[row.entity]
         if at in spots and first < spots[at].next_offset:
             spots[at] = Spot(first)
     return found
-
-
-def has_deferred(control: ViewStatuses, row: ViewVersion) -> bool:
-    """Whether a version of a view has throttled changes that it did not apply yet."""
-    return bool(control.deferred_first(row.name, row.version))
 
 
 def core_position(control: ViewStatuses, entity: str) -> LogPosition:

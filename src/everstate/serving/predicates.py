@@ -106,8 +106,8 @@ def _field(name: str, kind: pa.DataType) -> str:
     """
     path = name.split(".")
     if _compared_as(kind) != "numeric":
-        return typed_field(path, kind).as_string()
-    place, text = (typed_field(path, each).as_string() for each in (_JSON, pa.string()))
+        return typed_field(path, kind)
+    place, text = (typed_field(path, each) for each in (_JSON, pa.string()))
     whens = f"WHEN jsonb_typeof({place}) = 'number' THEN {text}::numeric"
     if pa.types.is_decimal(kind):
         # Of AND, PostgreSQL may look at any side first, so each is safe for every text.

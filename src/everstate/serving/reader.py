@@ -47,7 +47,6 @@ from everstate.views.tables import HOME, Row
 
 if TYPE_CHECKING:
     from everstate.serving.cold import ColdHistory
-    from everstate.serving.predicates import Condition, Term
     from everstate.views.control import ViewVersion
 
 _PAGE: Final = 100
@@ -133,8 +132,8 @@ class Reader(Closing):
         entity: str,
         *,
         at: datetime | None = None,
-        where: Sequence[str | Condition] = (),
-        order: Sequence[str | Term] = (),
+        where: Sequence[str] = (),
+        order: Sequence[str] = (),
         after: str | None = None,
         limit: int | None = 100,
         wait_for: str | None = None,
@@ -154,8 +153,8 @@ class Reader(Closing):
         if at is not None:
             self._needs_history(entity)
         find = partial(field_of, kind)
-        predicates = [condition(w, find) if isinstance(w, str) else w for w in where]
-        orders = [order_term(o, find) if isinstance(o, str) else o for o in order]
+        predicates = [condition(text, find) for text in where]
+        orders = [order_term(text, find) for text in order]
         for term in [*(each.term for each in predicates), *orders]:
             self.masks(entity).refuse(term.name.split("."), "a condition on")
         self._wait(f"{entity}_{'latest' if at is None else 'history'}", wait_for, wait_s)

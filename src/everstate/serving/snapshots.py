@@ -18,7 +18,7 @@ from everstate.errors import (
 )
 from everstate.postgres import Connection, identifier, one_snapshot
 from everstate.serving.connection import WAIT_S, pooled
-from everstate.serving.places import check_here, has_deferred, position_of, published
+from everstate.serving.places import check_here, position_of, published
 from everstate.serving.waiting import wait_until
 from everstate.views.control import ViewStatuses, ViewVersion
 from everstate.views.project import Project, known_views
@@ -125,7 +125,7 @@ def at_one_position(
                 with one_snapshot(connection):
                     before = published(control, project, view)
                     position = position_of(control, before)
-                    deferred = has_deferred(control, before)
+                    deferred = (before.name, before.version) in control.deferred(before.name)
                     found = read(connection, Standpoint(before, position, deferred))
                 # The name may have been pointed to another version after the snapshot was taken:
                 # PostgreSQL resolves names outside the snapshot. Then rows and position do not

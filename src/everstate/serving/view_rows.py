@@ -17,10 +17,9 @@ from typing import Any, Final
 
 from everstate.config import Config
 from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound, ValueRefused
-from everstate.postgres import Connection, identifier
+from everstate.postgres import Connection, identifier, literal
 from everstate.serving.places import check_here
 from everstate.serving.predicates import Term, condition, exact_value, order_term
-from everstate.serving.searching import search_query
 from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.statements import aware
 from everstate.serving.view_columns import (
@@ -31,7 +30,7 @@ from everstate.serving.view_columns import (
     key_of,
     plan_of,
 )
-from everstate.views.kinds.search import searchable
+from everstate.views.kinds.search import WORDS, SearchPlan, searchable
 from everstate.views.project import Project
 from everstate.views.tables import Row
 
@@ -349,3 +348,24 @@ def _written(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     return value.isoformat() if isinstance(value, date) else str(value)
+
+
+_HEADLINE: Final = "StartSel=**, StopSel=**, MaxFragments=2, MinWords=5, MaxWords=15"
+_TOGETHER: Final = " … "
+
+
+def search_query(schema: str, plan: SearchPlan, conditions: Sequence[str]) -> bytes:
+    """The statement of a search; its parameters: words, those of the conditions, and the limit."""
+    language, has = f"{literal(plan.language)}::regconfig", identifier(WORDS)
+    names = ", ".join(map(identifier, plan.defined))
+    texts = [c.output for c in plan.row if c.name in plan.searched and c.output is not None]
+    searched = ", ".join(map(identifier, texts))
+    return (
+        f"WITH asked AS (SELECT websearch_to_tsquery({language}, %s) AS _asked), "
+        f"best AS (SELECT {names}, _key, _version, ts_rank_cd({has}, asked._asked) AS _rank "
+        f"FROM {identifier(schema, plan.name)}, asked "
+        f"WHERE {' AND '.join([f'{has} @@ asked._asked', *conditions])} "
+        "ORDER BY _rank DESC, _key LIMIT %s) "
+        f"SELECT best.*, ts_headline({language}, concat_ws('{_TOGETHER}', {searched}), "
+        f"asked._asked, '{_HEADLINE}') FROM best, asked ORDER BY _rank DESC, _key"
+    ).encode()

@@ -14,13 +14,11 @@ rows again when they are not remembered any more. So no subscriber needs a queue
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,19 +26,16 @@ from typing import Any, Final
 from everstate.changes.row_json import row_json
 from everstate.config import Config
 from everstate.errors import (
-    EverstateError,
     MissingTable,
     NotFound,
-    StatementRefused,
     TooManyRows,
-    Unavailable,
 )
 from everstate.postgres import Connection, identifier
 from everstate.serving.connection import pooled
 from everstate.serving.places import check_here, published
+from everstate.serving.shared_reader import SharedReader
 from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.view_columns import ViewColumn, check_known, columns_of, key_of
-from everstate.telemetry import RateLimitedLogger
 from everstate.views.control import ViewStatuses
 from everstate.views.project import Project
 from everstate.views.tables import Row
@@ -48,15 +43,10 @@ from everstate.views.tables import Row
 ROWS_MAX: Final = 10_000
 """Most rows of a view that can be followed."""
 _LOOK_S: Final = 0.25
-_RETRY_S: Final = 1.0
 _SHARE: Final = 4
 """A watch rests this many times as long as its last look took."""
-_LINGER_S: Final = 30.0
-"""A watch continues so long after its last subscriber, for those that come back."""
 _MEMORY_ROWS: Final = 20_000
 _NUMBER: Final = re.compile("[0-9]{1,15}")
-logger = logging.getLogger("everstate.serving")
-_waits: Final = RateLimitedLogger(logger, logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,59 +89,26 @@ class WholeView:
     """By the values of the key, or the row itself and a number where there is none."""
 
 
-class ViewWatch:
-    """Watches one view while somebody follows it. Threads share it."""
+class ViewWatch(SharedReader):
+    """Watches one view while somebody follows it. Threads share it.
+
+    To join it raises UnknownView, NotFound, TooManyRows and Unavailable. Cost: the first subscriber
+    reads the view.
+    """
 
     def __init__(self, config: Config, project: Project, view: str) -> None:
+        super().__init__(f"view {view}")
         self._config, self._project, self._view = config, project, view
         plan = project.views.get(view)
         self._is_ruled = plan is not None and bool(plan.rules)
         """Deferred changes are applied later, without a new position."""
-        self._lock = threading.Lock()
-        self._beginning = threading.Lock()
         self._name: Final = secrets.token_hex(4)
         """In the ids of its steps: another watch, after a restart, has other steps."""
-        self._wakes: list[Callable[[], None]] = []
         self._steps: deque[RowStep] = deque()
         self._remembered = 0
         """Number of the step after which all steps are remembered."""
         self._whole: WholeView | None = None
         self._mark: object = None
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._unused_since: float | None = None
-        self.failure: EverstateError | None = None
-        """Why the watch ended; ``None``: it has not."""
-
-    def join(self, wake: Callable[[], None]) -> bool:
-        """Begin to follow the view; ``wake`` is called after each step, in another thread.
-
-        Returns whether the watch goes on: one that ended is replaced by a new one. Raises
-        UnknownView, NotFound, TooManyRows and Unavailable. Cost: the first one reads the view.
-        """
-        check_known(self._project, self._view)
-        with self._beginning:
-            if self._whole is None:
-                # The first look reads again: the position may move before it is looked at.
-                self._take(self._read(0))
-            with self._lock:
-                if self._stopped.is_set() or (self._thread and not self._thread.is_alive()):
-                    return False
-                self._wakes.append(wake)
-                self._unused_since = None
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name=f"watch {self._view}", daemon=True
-                    )
-                    self._thread.start()
-        return True
-
-    def leave(self, wake: Callable[[], None]) -> None:
-        """Stop following the view; a while after the last subscriber, the watch ends."""
-        with self._lock:
-            self._wakes.remove(wake)
-            if not self._wakes:
-                self._unused_since = time.monotonic()
 
     def whole(self) -> WholeView:
         """All rows as they were seen last."""
@@ -176,59 +133,25 @@ class ViewWatch:
                 return None
             return [step for step in self._steps if step.number > number]
 
-    def close(self) -> None:
-        """End the watch; its subscribers see why."""
-        self._end(Unavailable("the server is being stopped."))
-        thread = self._thread
-        if thread is not None:
-            thread.join(5.0)
+    def _open(self) -> None:
+        check_known(self._project, self._view)
+        # The first look reads again: the position may move before it is looked at.
+        self._take(self._rows(0))
 
-    def _run(self) -> None:
-        pause = _LOOK_S
-        while not self._stopped.wait(pause):
-            if self._is_unused():
-                return
-            began = time.monotonic()
-            try:
-                self._look()
-            except Exception as error:
-                if isinstance(error, EverstateError) and not isinstance(error, StatementRefused):
-                    if not error.retryable:
-                        self._end(error)
-                        return
-                    _waits.log("subscriptions of view %s wait: %s", self._view, error)
-                    pause = _RETRY_S
-                    continue
-                # Whatever it is: a watch that ended in silence would leave subscribers waiting.
-                logger.exception("view %s cannot be read; its subscriptions end", self._view)
-                reason = f"{type(error).__name__}: {error}"
-                self._end(Unavailable(f"view {self._view} cannot be read: {reason}"))
-                return
-            pause = max(_LOOK_S, _SHARE * (time.monotonic() - began))
+    def _read(self) -> float:
+        began = time.monotonic()
+        self._look()
+        return max(_LOOK_S, _SHARE * (time.monotonic() - began))
 
-    def _is_unused(self) -> bool:
-        with self._lock:
-            since = self._unused_since
-            if since is None or time.monotonic() - since < _LINGER_S:
-                return False
-            self._stopped.set()
-            return True
-
-    def _end(self, failure: EverstateError) -> None:
-        with self._lock:
-            if self.failure is None:
-                self.failure = failure
-            self._stopped.set()
-            wakes = list(self._wakes)
-        for wake in wakes:
-            wake()
+    def _leave_source(self) -> None:
+        """A look ends by itself."""
 
     def _look(self) -> None:
         """Read the rows if the position moved, and return what differs."""
         mark = self._marked()
         if mark == self._mark and not self._is_ruled:
             return
-        found = self._read(self.whole().number)
+        found = self._rows(self.whole().number)
         self._mark = mark
         self._take(found)
 
@@ -245,9 +168,8 @@ class ViewWatch:
             self._whole = WholeView(
                 number, found.token, found.version, found.columns, found.key, found.rows
             )
-            wakes = list(self._wakes) if before is not None and number != before.number else []
-        for wake in wakes:
-            wake()
+        if before is not None and number != before.number:
+            self._wake_all()
 
     def _forget(self, number: int) -> None:
         """Of another version no row is compared: every subscriber gets all rows again."""
@@ -273,10 +195,10 @@ class ViewWatch:
                 for each in control.positions()
                 if each.view in names
             ]
-            waits = {at: each for at, each in control.deferred_counts().items() if at[0] in names}
+            waits = {at: each for at, each in control.deferred().items() if at[0] in names}
         return row.version, row.published_at, row.built, places, waits
 
-    def _read(self, number: int) -> WholeView:
+    def _rows(self, number: int) -> WholeView:
         schema = self._config.views.schema_name
 
         def read(connection: Connection, standpoint: Standpoint) -> tuple[Any, ...]:

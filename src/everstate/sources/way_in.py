@@ -55,9 +55,9 @@ class Served(ABC):
     def checks(self) -> Iterable[ReadinessCheck]:
         """Checks of whether requests can be answered now."""
 
-    @abstractmethod
     def open(self) -> None:
         """Connect what belongs to a running API; called when it starts."""
+        return
 
     @abstractmethod
     def close(self) -> None:

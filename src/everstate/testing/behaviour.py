@@ -8,9 +8,8 @@ from copy import deepcopy
 from typing import Any
 
 from everstate.changes.values import model_json
-from everstate.declarations.commands import CommandGroup, Decide, Evolve
+from everstate.declarations.commands import CommandGroup, Decide, Evolve, facts_of
 from everstate.errors import Rejected
-from everstate.sources.commands.facts import facts_of
 
 
 class Behaviour:

@@ -10,19 +10,16 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 from everstate.changes.values import model_json
 from everstate.config import Config
-from everstate.declarations.commands import CommandGroup
+from everstate.declarations.commands import CommandGroup, facts_of
 from everstate.errors import Rejected
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames
-from everstate.sources.commands.facts import facts_of
-from everstate.testing.log_checker import exact, exact_text, read_topic
-
-_PROBLEMS_MAX: Final = 50
+from everstate.testing.log_checker import LogReport, exact, exact_text, read_topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +54,10 @@ class _Expected:
 
 
 @dataclass
-class CommandReport:
+class CommandReport(LogReport):
     """Result of the check; no problems: each command was decided once, in order, and answered."""
 
     commands: int = 0
-    changes: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    def tell(self, problem: str) -> None:
-        """Add a problem; the first fifty are kept."""
-        if len(self.problems) < _PROBLEMS_MAX:
-            self.problems.append(problem)
 
 
 def read_command_log(config: Config, entity: str) -> CommandLog:
@@ -91,7 +81,7 @@ def check_commands(group: CommandGroup, log: CommandLog, history: Iterable[Sent]
     newest change; that no client got another answer; and that a command which was sent after
     another's answer was received comes after it in the log.
     """
-    report = CommandReport(len(log.commands), len(log.changes))
+    report = CommandReport(len(log.changes), commands=len(log.commands))
     expected = _run_model(group, log.commands)
     _check_changes(expected, log, report)
     _check_replies(expected, log, report)

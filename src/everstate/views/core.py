@@ -381,13 +381,10 @@ def _going(
         # A change that was held by an earlier release may lack a column of today.
         # No cast: an image that a change lacks (a null struct) has nulls in columns that are not
         # nullable, and Arrow refuses to cast those.
-        parts = [going.select(names), *(_columns(row, names) for row in released)]
+        parts = [going.select(names)]
+        parts += [row.select([n for n in names if n in row.column_names]) for row in released]
         going = pa.concat_tables(parts, promote_options="permissive")
     return by_version(going)
-
-
-def _columns(row: pa.Table, names: Sequence[str]) -> pa.Table:
-    return row.select([name for name in names if name in row.column_names])
 
 
 def by_version(changes: pa.Table) -> pa.Table:

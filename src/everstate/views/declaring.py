@@ -150,11 +150,10 @@ class Declares(ABC):
         kept change by change.
         """
         rules: Rules | None = None
-        options = {"sql": sql, "scale": scale, "indexes": indexes, "search": search}
-        options |= {"language": language, "ttl": ttl, "lateness": lateness, "late": late}
-        options["store"] = store
+        texts = {"language": language, "ttl": ttl, "lateness": lateness, "late": late}
+        plain: dict[str, Any] = {"sql": sql, "scale": scale, **texts, "store": store}
         try:
-            check_option_types(name, options)
+            check_option_types(name, {**plain, "indexes": indexes, "search": search})
             if when is not None or policies:
                 # Imported here: it loads Arrow.
                 from everstate.views.policies import Rules
@@ -164,16 +163,10 @@ class Declares(ABC):
             return self._refuse(refusal)
         definition = ViewDefinition(
             name,
-            sql,
-            scale=scale,
+            **plain,
             indexes=tuple((i,) if isinstance(i, str) else tuple(i) for i in indexes),
             search=(search,) if isinstance(search, str) else tuple(search),
-            language=language,
-            ttl=ttl,
-            lateness=lateness,
-            late=late,
             rules=rules,
-            store=store,
         )
         plan = self.declare(definition)
         if late == "aside":

@@ -13,7 +13,7 @@ import pyarrow as pa
 import sqlglot
 from sqlglot import exp
 
-from everstate.changes import EntityType
+from everstate.changes import PROVENANCE_FIELDS, EntityType
 from everstate.changes.fields import meant
 from everstate.changes.keys import NAME
 from everstate.errors import InvalidView
@@ -33,7 +33,7 @@ from everstate.views.functions import (
     TIME_OF_READING,
     WINDOW_FUNCTION,
 )
-from everstate.views.kinds.images import IMAGE
+from everstate.views.kinds.images import IMAGE, authors_text
 from everstate.views.names import names_of_entity, refused_name
 from everstate.views.parsing import DIALECT, parsed
 
@@ -62,11 +62,6 @@ _CLAUSES: Final[dict[str, tuple[str, str]]] = {
 CHANGES: Final = "_changes"
 """Suffix of the name under which a definition reads the changes of an entity type."""
 _AFTER: Final = "current"
-_PROVENANCE: Final = (
-    *("apiVersion", "serviceName", "identifier", "actor", "reason"),
-    *("correlationId", "causationId"),
-)
-
 _ALLOWED_ARGS: Final = frozenset(
     {"expressions", "from_", "where", "group", "having", "qualify", "order", "limit", "offset"}
 )
@@ -436,7 +431,7 @@ class Grammar:
 
     def shown(self, resolved: exp.Expr | str) -> str:
         """An expression or its text without image and quotes, as its author may have written it."""
-        return spark_text(resolved).replace(f"`{IMAGE}`.", "").replace("`", "")
+        return authors_text(spark_text(resolved))
 
     def columns(self) -> list[str]:
         """Names of the entity's columns, in its order."""
@@ -452,7 +447,7 @@ class Grammar:
 def change_schema(state: pa.Schema) -> pa.Schema:
     """Columns of `<entity>_changes`: those of the change, and both states."""
     text, moment = pa.string(), pa.timestamp("us", "UTC")
-    provenance = pa.struct([(name, text) for name in _PROVENANCE])
+    provenance = pa.struct([(name, text) for name in PROVENANCE_FIELDS.values()])
     return pa.schema(
         [
             *(("key", text), ("version", pa.int64()), ("kind", text), ("event", text)),

@@ -6,6 +6,7 @@ itself stays as it was written, in `latest`, in the history and in the archive.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -36,3 +37,8 @@ class Misfit:
 
 MisfitCount = tuple[str, int, int, int, int]
 """Field, schema version, how many; first and last offset."""
+
+
+def slashed(place: Sequence[int]) -> str:
+    """A place in the log as it is shown."""
+    return "/".join(map(str, place))

@@ -8,26 +8,24 @@ the view applies the same rules. How a change is treated depends only on the cha
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
 import numpy as np
 import pyarrow.compute as pc
 
-from everstate.changes import Provenance
+from everstate.changes import PROVENANCE_FIELDS
 from everstate.changes.triggers import Trigger, trigger_of
 from everstate.errors import InvalidView
 from everstate.views.batch import Batch
 from everstate.views.gate import Bools, Keys
-from everstate.views.tables import KeptTable, rule_column
+from everstate.views.tables import KeptTable, meaning_of, rule_column
 
 TAKEN, IGNORED, DEFERRED = 0, 1, 2
 """How a view treats a change; the values of the planned rule column."""
-_FIELDS: Final = tuple(field.name for field in fields(Provenance))
 Matched = tuple[tuple[str, tuple[str, ...]], ...]
 """Field of the provenance and its allowed values; all fields must match."""
 
@@ -75,10 +73,10 @@ def _fault(provenance: Mapping[str, object]) -> tuple[str, str | None] | None:
             'Write service_name="…".',
         )
     for name, given in provenance.items():
-        if name not in _FIELDS:
+        if name not in PROVENANCE_FIELDS:
             return (
                 f"a policy names {name}, which no provenance has.",
-                f"Its fields are {', '.join(_FIELDS)}.",
+                f"Its fields are {', '.join(PROVENANCE_FIELDS)}.",
             )
         values = [given] if isinstance(given, str) else given
         if not isinstance(values, (list, tuple, set, frozenset)) or not values:
@@ -190,7 +188,7 @@ class Rules:
             trigger,
             *([p.matched for p in every] for every in (self.ignored, self.throttled)),
         ]
-        return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:32]
+        return meaning_of([json.dumps(meaning, sort_keys=True)])
 
 
 NO_RULES: Final = Rules()

@@ -6,8 +6,9 @@ built beside the one that readers see (C28).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
@@ -47,6 +48,11 @@ def physical(name: str, version: int = 1, attempt: str = "") -> str:
 def attempt_text(attempt: UUID) -> str:
     """An attempt to build a version, in the name of its table: 8 letters or digits."""
     return attempt.hex[:8]
+
+
+def meaning_of(texts: Iterable[str]) -> str:
+    """The fingerprint of a meaning that is written in these texts."""
+    return sha256("\n".join(texts).encode()).hexdigest()[:32]
 
 
 def placed(fingerprint: str, attempt: str) -> str:

@@ -6,7 +6,7 @@ one call is arbitrary. So the rows of a key may depend only on that key's change
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from everstate.changes import PROVENANCE_FIELDS
+from everstate.changes.json_numbers import decode
+from everstate.changes.typed import typed_value
 from everstate.errors import ViewFailed
 from everstate.log.attempt import TookTooLong, within
 from everstate.views.tables import PythonTable
@@ -35,19 +38,13 @@ def input_schema(table: PythonTable) -> pa.Schema:
         [
             *(("key", text), ("version", pa.int64()), ("kind", text), ("event", text)),
             *(("occurred_at", moment), ("recorded_at", moment)),
-            ("provenance", pa.struct([(name, text) for name in PROVENANCE])),
+            ("provenance", pa.struct([(name, text) for name in PROVENANCE_FIELDS.values()])),
             *(
                 ("current", pa.struct(list(table.fields))),
                 ("original", pa.struct(list(table.fields))),
             ),
         ]
     )
-
-
-PROVENANCE: Final = (
-    *("apiVersion", "serviceName", "identifier", "actor", "reason"),
-    *("correlationId", "causationId"),
-)
 
 
 def called(table: PythonTable, changes: pa.Table) -> pa.Table:
@@ -144,3 +141,13 @@ def unpacked(table: PythonTable, changes: pa.Table) -> pa.Table:
     columns |= dict(zip([field.name for field in inside.type], inside.flatten(), strict=True))
     schema = input_schema(table)
     return pa.table([columns[name] for name in schema.names], names=schema.names).cast(schema)
+
+
+def typed_states(texts: Sequence[str | None], fields: Sequence[pa.Field]) -> pa.Array:
+    """Typed states from JSON texts; null for no text, and for a value that does not fit its type.
+
+    A message that was written by an older model may lack a field, or have it with another type.
+    """
+    kind = pa.struct(list(fields))
+    states = [None if text is None else typed_value(kind, decode(text)) for text in texts]
+    return pa.array(states, kind)

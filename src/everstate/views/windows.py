@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow as pa
 from sqlglot import exp, parse_one
 
+from everstate.changes.moments import FIRST_US, LAST_US
 from everstate.views.durations import microseconds
 from everstate.views.grammar import Grammar, image_path, spark_text
 from everstate.views.parsing import DIALECT
@@ -26,9 +27,6 @@ VARIABLE: Final = "window__"
 _WORD: Final = "window"
 _SIDES: Final = ("start", "end")
 _WINDOWS_MAX: Final = 1000
-_FIRST: Final = -62_135_596_800_000_000
-_LAST: Final = 253_402_300_799_999_999
-"""The years 1 to 9999 in microseconds since 1970."""
 _AFTER_ALL: Final = "10000-01-01 00:00:00+00"
 _ADVICE: Final = "Write GROUP BY window(ts, '1 hour'), or window(ts, '1 hour', '15 minutes')."
 
@@ -59,17 +57,17 @@ class Windows:
         time = spark_text(grammar.resolved(self.time, aggregates=False))
         last = _last(self, time)
         steps = f"TRANSFORM(SEQUENCE(0L, {self.count - 1}L), i -> {last} - i * {self.slide})"
-        meant = f"i >= {_FIRST}"
+        meant = f"i >= {FIRST_US}"
         if self.size % self.slide:
             meant += f" AND i + {self.size} > UNIX_MICROS({time})"
         return f"FILTER({steps}, i -> {meant})"
 
     def has_start(self) -> exp.Expr | None:
         """Spark's condition that a time lies in any window; ``None``: each time does."""
-        if (_FIRST - self.begin) % self.slide == 0:
+        if (FIRST_US - self.begin) % self.slide == 0:
             return None
         last = _last(self, self.time.sql(dialect=DIALECT))
-        return parse_one(f"{last} >= {_FIRST}", read=DIALECT)
+        return parse_one(f"{last} >= {FIRST_US}", read=DIALECT)
 
 
 def _last(windows: Windows, time: str) -> str:
@@ -123,7 +121,7 @@ def in_calendar(
     ends = {name.lower(): place for place, (name, _, side) in enumerate(sides, 1) if side == "end"}
     copied = select.copy()
     start, end = (exp.column(side, table=_WORD) for side in _SIDES)
-    begins = parse_one(f"UNIX_MICROS({start.sql()}) >= {_FIRST}", read=DIALECT)
+    begins = parse_one(f"UNIX_MICROS({start.sql()}) >= {FIRST_US}", read=DIALECT)
     copied.having(begins, copy=False)
     group = copied.args.get("group")
     if group is not None and group.args.get("all"):
@@ -140,7 +138,7 @@ def in_calendar(
     outputs = []
     for name, each, side in sides:
         if side == "end":
-            is_there = parse_one(f"UNIX_MICROS({each.sql(dialect=DIALECT)}) <= {_LAST}", DIALECT)
+            is_there = parse_one(f"UNIX_MICROS({each.sql(dialect=DIALECT)}) <= {LAST_US}", DIALECT)
             each = exp.case().when(is_there, each.copy())
         outputs.append((name, each))
     return copied, outputs

@@ -53,10 +53,8 @@ class ArchivedBatch:
     entity: str
     epoch: int
     commit_version: int
-    ranges: tuple[CommittedRange, ...]
     rows: int
     unreadable: int
-    bytes: int
     seconds: float
     caught_up: bool
     """Whether this batch reached the end that the log had when it began."""
@@ -141,10 +139,8 @@ class Archiver(Worker):
             entity=self._entity,
             epoch=note.epoch + 1,
             commit_version=commit.version,
-            ranges=ranges,
             rows=sum(file.rows for file in commit.added),
             unreadable=sum(file.unreadable for file in commit.added),
-            bytes=sum(file.bytes for file in commit.added),
             seconds=time.monotonic() - begun,
             caught_up=all(moved[partition] >= end for partition, end in ends.items()),
         )

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
@@ -31,9 +30,9 @@ from everstate.pipeline.archiving.archiver import archived_topic
 from everstate.pipeline.archiving.audit_columns import compared
 from everstate.pipeline.archiving.audit_offsets import (
     PIECE_OFFSETS,
-    RESULT_SCHEMA,
     SAMPLES_MAX,
     PieceCheck,
+    PieceResult,
 )
 from everstate.pipeline.archiving.audit_states import (
     Digest,
@@ -43,6 +42,7 @@ from everstate.pipeline.archiving.audit_states import (
     with_digests,
 )
 from everstate.pipeline.spark.archived import lake_table
+from everstate.pipeline.spark.outcomes import OUTCOME, outcomes_of
 from everstate.pipeline.spark.session import spark_errors
 
 _Place = tuple[int, int]
@@ -237,7 +237,7 @@ def _audit_offsets(
         report.not_read.append("the log's records, because the comparison was not requested")
     pieces = list(_pieces(rows, extents))
     expected = archive.sparkSession.createDataFrame(
-        pa.Table.from_pylist([piece.expected() for piece in pieces], schema=_EXPECTED)
+        [piece.expected() for piece in pieces], _EXPECTED
     )
     found = archive.select(
         "generation",
@@ -247,12 +247,12 @@ def _audit_offsets(
         *(RECORD_COLUMNS[2:] if against_log else ()),
     )
     check = PieceCheck(config, topics, against_log)
-    results = (
+    job = (
         found.unionByName(expected, allowMissingColumns=True)
         .groupBy("generation", "partition", "piece")
-        .applyInArrow(lambda key, table: check(key, table), RESULT_SCHEMA)
-        .collect()
+        .applyInArrow(lambda key, table: check(key, table), OUTCOME)
     )
+    results = [PieceResult(**each) for each in outcomes_of(job)]
     by_piece = {(row.generation, row.partition, row.piece): row for row in results}
     counted: dict[int, int] = {}
     for piece in pieces:
@@ -281,16 +281,9 @@ class _Piece:
         return {name: value for name, value in vars(self).items() if name != "indexes"}
 
 
-_EXPECTED: Final = pa.schema(
-    {
-        "generation": pa.int32(),
-        "partition": pa.int32(),
-        "piece": pa.int64(),
-        "log_begin": pa.int64(),
-        "log_end": pa.int64(),
-        "starts": pa.list_(pa.int64()),
-        "ends": pa.list_(pa.int64()),
-    }
+_EXPECTED: Final = (
+    "generation int, partition int, piece bigint, log_begin bigint, log_end bigint, "
+    "starts array<bigint>, ends array<bigint>"
 )
 
 
@@ -343,7 +336,7 @@ def _count_problems(rows: Sequence[LedgerRow], counted: Mapping[int, int]) -> It
         yield Problem("rows", "table", "more ranges with wrong counts", len(wrong) - SAMPLES_MAX)
 
 
-def _take(report: AuditReport, row: Row) -> None:
+def _take(report: AuditReport, row: PieceResult) -> None:
     """Add one piece's result to the report."""
     report.rows += row.rows
     report.marker_offsets += row.marker_offsets

@@ -21,19 +21,11 @@ from everstate.config import Config
 from everstate.log.client import READ_COMMITTED, READ_UNCOMMITTED
 from everstate.log.consumer import Consumer
 from everstate.log.record import Record
+from everstate.pipeline.spark.outcomes import outcome_rows
 
 PIECE_OFFSETS: Final = 1 << 17
 SAMPLES_MAX: Final = 20
 _NEAR_OFFSETS: Final = 10_000
-
-RESULT_SCHEMA: Final = (
-    "generation int, partition int, piece bigint, rows bigint, range_rows array<bigint>, "
-    "twice bigint, twice_at array<bigint>, extra bigint, extra_at array<bigint>, "
-    "runs bigint, marker_offsets bigint, aborted_offsets bigint, unproved_offsets bigint, "
-    "lost bigint, lost_at array<bigint>, "
-    "run_starts array<bigint>, run_ends array<bigint>, run_kinds array<string>, "
-    "compared bigint, differing bigint, differing_at array<bigint>"
-)
 
 _Offsets = npt.NDArray[np.int64]
 OffsetRun = tuple[int, int]
@@ -73,7 +65,7 @@ class PieceCheck:
 
     In: rows of the archive (``offset`` set) and one row of the ledger's ranges in this piece
     (``starts``, ``ends``, and ``log_begin`` and ``log_end``: the offsets that the live log has,
-    both 0 when there is no such log). Out: one row of :data:`RESULT_SCHEMA`.
+    both 0 when there is no such log). Out: a :class:`PieceResult`, as an outcome.
     """
 
     config: Config
@@ -101,7 +93,7 @@ class PieceCheck:
                 for start, end in _stretches(starts, ends):
                     span = (max(start, log[0]), min(end, log[1]))
                     _compare(result, rows, span, proofs.read(*span))
-        return pa.Table.from_pylist([vars(result)], schema=_arrow_schema())
+        return pa.Table.from_batches([outcome_rows([vars(result)])])
 
 
 def _count(result: PieceResult, offsets: _Offsets, starts: _Offsets, ends: _Offsets) -> _Offsets:
@@ -248,14 +240,3 @@ def _note_run(result: PieceResult, start: int, end: int, kind: str) -> None:
 
 def _first(offsets: _Offsets) -> list[int]:
     return [int(offset) for offset in offsets[:SAMPLES_MAX]]
-
-
-def _arrow_schema() -> pa.Schema:
-    kinds = {
-        "int": pa.int32(),
-        "bigint": pa.int64(),
-        "array<bigint>": pa.list_(pa.int64()),
-        "array<string>": pa.list_(pa.string()),
-    }
-    columns = (column.split(" ") for column in RESULT_SCHEMA.split(", "))
-    return pa.schema({name: kinds[kind] for name, kind in columns})

@@ -21,6 +21,7 @@ from everstate.log.producer import Producer
 from everstate.pipeline.archiving.selection import Replayed, out_records
 from everstate.pipeline.archiving.targets import prepare
 from everstate.pipeline.spark.archived import lake_table
+from everstate.pipeline.spark.outcomes import OUTCOME, outcome_rows, outcomes_of
 from everstate.pipeline.spark.session import spark_errors
 
 _BATCH_ROWS: Final = 5_000
@@ -68,15 +69,14 @@ def replay(
     )
     write = _WritePartitions(config, topic)
     with spark_errors(f"replaying {entity} to {topic}"):
-        columns = "records bigint, restamped bigint"
-        counts = rows.mapInArrow(lambda batches: write(batches), columns).collect()
+        counts = outcomes_of(rows.mapInArrow(lambda batches: write(batches), OUTCOME))
     return Replayed(
         entity=entity,
         to=topic,
-        records=sum(row.records for row in counts),
+        records=sum(count["records"] for count in counts),
         partitions=partitions,
         seconds=time.monotonic() - began,
-        restamped=sum(row.restamped for row in counts),
+        restamped=sum(count["restamped"] for count in counts),
     )
 
 
@@ -102,8 +102,7 @@ class _WritePartitions:
                         else:
                             producer.send(record)
             producer.flush(300)
-        counts = {"records": written, "restamped": restamped}
-        yield pa.RecordBatch.from_pylist([counts])
+        yield outcome_rows([{"records": written, "restamped": restamped}])
 
     def _already_written(self) -> dict[int, int]:
         """Records per partition that an earlier attempt of this task wrote.

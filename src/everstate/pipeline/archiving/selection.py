@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import reduce
 from operator import and_
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from everstate.archive import ArchiveReader, Where, record_parts
 from everstate.archive.ordered import RECORD_COLUMNS
-from everstate.changes import Provenance
+from everstate.changes import PROVENANCE_FIELDS
 from everstate.changes.moments import moment_fault
 from everstate.config import Config
 from everstate.errors import ArchiveError, InvalidQuery
@@ -30,7 +30,6 @@ from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.pipeline.archiving.targets import prepare
 
-PROVENANCE: Final = tuple(each.name for each in fields(Provenance))
 _OF_PREVIEW: Final = ("partition", "offset", "recorded_at")
 _OF_LINE: Final = ["partition", "offset", "raw_key", "raw_value"]
 _FILES: Final = (".jsonl", ".parquet")
@@ -68,10 +67,10 @@ class Selection:
 
     def __post_init__(self) -> None:
         for name in self.provenance:
-            if name not in PROVENANCE:
+            if name not in PROVENANCE_FIELDS:
                 raise InvalidQuery(
                     f"a provenance has no field {name!r}.",
-                    advice=f"Its fields are {', '.join(PROVENANCE)}.",
+                    advice=f"Its fields are {', '.join(PROVENANCE_FIELDS)}.",
                 )
         for moment in (self.from_, self.until, self.recorded_from, self.recorded_until):
             if moment is not None and (fault := moment_fault(moment)) is not None:
@@ -93,8 +92,8 @@ class Selection:
             if end is not None:
                 found.append((column, ds.field(column) < pa.scalar(end.astimezone(UTC))))
         for name, value in self.provenance.items():
-            camel = name.split("_")[0] + "".join(map(str.capitalize, name.split("_")[1:]))
-            found.append(("provenance", pc.field("provenance", camel) == value))
+            written = pc.field("provenance", PROVENANCE_FIELDS[name])
+            found.append(("provenance", written == value))
         if not found:
             return None
         condition = reduce(and_, (condition for _, condition in found))

@@ -9,23 +9,12 @@ from operator import and_, or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from everstate.changes import EntityType
+from everstate.changes import PROVENANCE_FIELDS, EntityType
 from everstate.changes.triggers import Changed, Combined, Trigger, Value
 from everstate.pipeline.batch.accepted import mark_newest
 from everstate.pipeline.batch.rows import Accepted
 from everstate.views.kinds import ViewPlan
 from everstate.views.policies import DEFERRED, IGNORED, TAKEN, Policy
-
-_PROVENANCE = {
-    "api_version": "apiVersion",
-    "service_name": "serviceName",
-    "identifier": "identifier",
-    "actor": "actor",
-    "reason": "reason",
-    "correlation_id": "correlationId",
-    "causation_id": "causationId",
-}
-"""Names of the fields of a provenance in Python and in a message."""
 
 
 def fires(trigger: Trigger) -> Column:
@@ -55,7 +44,7 @@ def _one_of(side: Column, values: tuple[Value, ...]) -> Column:
 def matches(policy: Policy) -> Column:
     """Whether a change has the provenance of a policy; never null."""
     tests = [
-        F.coalesce(F.col("provenance")[_PROVENANCE[name]].isin(list(values)), F.lit(False))
+        F.coalesce(F.col("provenance")[PROVENANCE_FIELDS[name]].isin(list(values)), F.lit(False))
         for name, values in policy.matched
     ]
     return reduce(and_, tests)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import cast
 
 from everstate.changes.derived import Derivation
@@ -16,8 +16,7 @@ from everstate.views.versions import Step, steps
 def declare_topic(config: Config, control: Control, derivation: Derivation) -> Step:
     """Bring the registry from its version to the declared one; one transaction. Returns the step.
 
-    The first version of a topic begins at the log's first change when the core has judged nothing
-    yet, and so does every raw one; all others are built. The core must have positions already.
+    A new version has no positions yet.
     """
     with control.installing():
         name = derivation.name
@@ -31,21 +30,8 @@ def declare_topic(config: Config, control: Control, derivation: Derivation) -> S
             numbers=control.numbers(),
             on_change=config.views.on_change,
         )
-        if register_step(control, step, cast("ViewPlan", derivation)):
-            vector = control.core_vector(derivation.entity)
-            if derivation.is_raw or not any(vector.values()):
-                open_topic_version(control, derivation, step.version, dict.fromkeys(vector, 0))
+        register_step(control, step, cast("ViewPlan", derivation))
     return step
-
-
-def open_topic_version(
-    control: Control, derivation: Derivation, version: int, vector: Mapping[int, int]
-) -> None:
-    """Give a version positions, so that nothing after them is trimmed, and mark it as built."""
-    place = (derivation.name, version, derivation.entity, derivation.fingerprint)
-    control.open_positions(*place, vector)
-    positions = {f"1/{partition}": offset for partition, offset in vector.items()}
-    control.record(derivation.name, version, built={"vector": positions})
 
 
 def retire_topics(control: Control, declared: Collection[str]) -> None:

@@ -8,29 +8,28 @@ version's topic, which names the next topic and the offset to continue at.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
-
-from pyspark.sql import SparkSession
 
 from everstate.changes.derived import Derivation, JoinedStream, derivation_of
 from everstate.config import Config
-from everstate.errors import DataLoss, EverstateError, InvalidDerivation
-from everstate.log.client import changelog_bytes_max
-from everstate.log.consumer import Follower
+from everstate.errors import EverstateError, InvalidDerivation
 from everstate.log.derived import Barrier, DerivedNote, barriers
-from everstate.log.positions import Ends, Offsets
+from everstate.log.positions import Ends, Offsets, check_ends
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
-from everstate.pipeline.derive.building import TopicBuild
-from everstate.pipeline.derive.declare import declare_topic, open_topic_version
+from everstate.pipeline.derive.declare import declare_topic
 from everstate.pipeline.derive.joining import JoinGate, entities_as_of, history_vector
-from everstate.pipeline.derive.reading import AcceptedChange, AcceptedReader, check_source
-from everstate.pipeline.keeping.spans import ArchivedOffsets
+from everstate.pipeline.derive.reading import READ_MAX, AcceptedChange, AcceptedReader
 from everstate.runtime.worker import Worker
 from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
 from everstate.views.project import Project
+from everstate.views.source import RecordSource, Run
 from everstate.views.tables import Core, KeptTable, covers
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,10 @@ logger = logging.getLogger(__name__)
 _WAIT_S: Final = 0.1
 _JUDGED_S: Final = 0.02
 """How often the core's position is read while records wait for it."""
-_HOUR_MS: Final = 3_600_000
+_AGAIN_S: Final = 30.0
+"""Pause before a version that could not be built is tried again."""
+_PART_CHANGES: Final = 2_000
+"""Most records of a partition that a version which nobody reads yet takes in a step."""
 
 
 class TopicKeeper(Worker):
@@ -46,10 +48,8 @@ class TopicKeeper(Worker):
 
     retry_s = (2.0, 2.0)
 
-    def __init__(
-        self, config: Config, project: Project, derivation: Derivation, spark: SparkSession
-    ) -> None:
-        self._config, self._project, self._spark = config, project, spark
+    def __init__(self, config: Config, project: Project, derivation: Derivation) -> None:
+        self._config, self._project = config, project
         self.name, self.entity = derivation.name, derivation.entity
         self.doing = f"keeping of derived topic {derivation.name}"
         self._declared = derivation
@@ -68,27 +68,64 @@ class TopicKeeper(Worker):
         self._offsets.close()
         self._topics.close()
 
-    def _ensure(self, topic: str, partitions: int) -> None:
-        """Create the topic of a version, if it is not there."""
-        retention_ms = int(self._config.log.changes_retention_hours * _HOUR_MS)
-        size = str(changelog_bytes_max(self._config))
-        settings = {"retention.ms": str(retention_ms), "max.message.bytes": size}
-        self._topics.ensure_raw([topic], partitions=partitions, settings=settings)
+    def _check_source(self, control: Control, vectors: Iterable[Mapping[int, int]]) -> None:
+        """Raise unless positions in the changelog are still true (C8).
 
-    def _mirror(self, control: Control, row: ViewVersion, vector: Mapping[int, int]) -> None:
-        """Copy a version's position from the log to the registry, which is never ahead."""
-        table = KeptTable(self.name, row.version, row.fingerprint, "append")
-        known = control.vector(self.name, row.version)
-        for partition, offset in vector.items():
-            if known.get(partition, offset) < offset:
-                control.take_view(table, 1, partition, known[partition], offset)
+        Raises LogIdentityChanged and TopicResized when the changelog is another one, and
+        LogTruncated when it lost records that the derived topic or the core has read.
+        """
+        source = self._source
+        control.check_topic_identity(self.entity, source, self._topics.identity(source))
+        read = [*vectors, control.core_vector(self.entity)]
+        # The ends are read after the positions: no position may be beyond its end.
+        ends = self._ends(source)
+        for vector in read:
+            check_ends(f"derived topic {self.name}", source, vector, ends)
 
-    def _tell_registry(self, control: Control, published: int | None) -> None:
-        """Publish in the registry what is published in the log, as after a kill between the two."""
+    def _ends(
+        self, topic: str, ask: Callable[[Sequence[str]], Ends] | None = None
+    ) -> dict[int, int]:
+        """The stable end of each partition of a topic, or another offset that is asked for."""
+        found = (ask or self._offsets.stable_ends)([topic])
+        return {partition: end for (_, partition), end in found.items()}
+
+    def _begins(self, control: Control, row: ViewVersion) -> dict[int, int]:
+        """Let a version begin with the first change, and mark it as built; returns its position.
+
+        The registry has its position from now on, so that nothing after it is trimmed.
+        """
+        vector = dict.fromkeys(control.core_vector(self.entity), 0)
+        # Not while bytes are trimmed by the positions that there were before.
+        with control.installing():
+            control.close_positions(self.name, row.version)
+            control.open_positions(*(self.name, row.version, self.entity, row.fingerprint), vector)
+            positions = {f"1/{partition}": offset for partition, offset in vector.items()}
+            control.record(self.name, row.version, built={"vector": positions})
+        return vector
+
+    def _mirror(
+        self,
+        control: Control,
+        rows: Mapping[int, ViewVersion],
+        vectors: Mapping[int, Mapping[int, int]],
+    ) -> None:
+        """Copy each version's position from the log to the registry, which is never ahead."""
+        for version in vectors.keys() & rows.keys():
+            table = KeptTable(self.name, version, rows[version].fingerprint, "append")
+            known = control.vector(self.name, version)
+            for partition, offset in vectors[version].items():
+                if known.get(partition, offset) < offset:
+                    control.take_view(table, 1, partition, known[partition], offset)
+
+    def _tell_registry(self, control: Control) -> None:
+        """Let the registry say that readers continue with the version that the log says."""
         rows = control.versions(self.name)
+        published = None if self._note is None else self._note.published
         seen = next((row.version for row in rows if row.published), None)
         if published is not None and published != seen and published in {r.version for r in rows}:
-            self._swap(control, seen, published)
+            with control.connection.transaction():
+                control.swap_published(self.name, seen, published)
+            logger.info("derived topic %s: readers continue with version %d", self.name, published)
 
     def _opened(self) -> DerivedNote:
         """Fence an earlier process; returns the topic's progress in the log."""
@@ -96,60 +133,55 @@ class TopicKeeper(Worker):
         self._batch = 0 if progress is None else progress.batch
         return DerivedNote() if progress is None else DerivedNote.read(progress.note)
 
-    def _barriers(
+    def _replace(
         self,
-        seen: int | None,
+        control: Control,
         version: int,
         starts: Callable[[Sequence[str]], Ends],
         known: Mapping[int, int] | None = None,
-    ) -> list[OutRecord]:
-        """Barriers that send readers to the start of the next topic; none for the first version.
+    ) -> None:
+        """Let readers continue with a version: in the log, and then in the registry.
 
-        ``known``: where in the changelog they go on; nothing where both topics have the same.
+        ``starts``: asks where they go on in its topic; ``known``: where in the changelog, which is
+        nothing where both topics have the same.
         """
-        if seen is None:
-            return []
-        ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
-        barrier = Barrier(following, version, 0, turn=self._batch + 1)
-        return barriers(ended, barrier, _by_partition(starts([following])), known)
+        assert self._note is not None
+        after, seen, ending = self._note.copied(), self._note.published, list[OutRecord]()
+        after.published = version
+        if seen is not None:
+            ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
+            barrier = Barrier(following, version, 0, turn=self._batch + 1)
+            ending = barriers(ended, barrier, self._ends(following, starts), known)
+        self._publish(ending, after)
+        self._tell_registry(control)
 
     def _publish(self, records: Sequence[OutRecord], note: DerivedNote) -> None:
         """Send records and progress in one transaction."""
         self._publisher.publish(self._batch + 1, records, note.written)
         self._batch, self._note = self._batch + 1, note
 
-    def _swap(self, control: Control, seen: int | None, version: int) -> None:
-        """Let the registry say that readers continue with a version, as the log does."""
-        with control.connection.transaction():
-            control.swap_published(self.name, seen, version)
-        logger.info("derived topic %s: readers continue with version %d", self.name, version)
-
 
 class Deriver(TopicKeeper):
     """Keeps the versions of a topic in which each accepted change is exactly once."""
 
-    def __init__(
-        self, config: Config, project: Project, derivation: Derivation, spark: SparkSession
-    ) -> None:
-        super().__init__(config, project, derivation, spark)
-        self._archived = ArchivedOffsets(config)
+    def __init__(self, config: Config, project: Project, derivation: Derivation) -> None:
+        super().__init__(config, project, derivation)
         self._core = Core(self.entity, self._source)
-        self._readers: dict[int, AcceptedReader] = {}
-        self._builds: dict[int, TopicBuild] = {}
         self._known: dict[int, Derivation] = {}
+        self._readers: dict[int, AcceptedReader] = {}
+        self._ending: dict[int, Future[list[Run]]] = {}
+        """What readers that were ended still read, by version: it may be the sort of an archive."""
         self._gates: dict[int, JoinGate] = {}
         """Of joined streams, by version."""
+        self._failed: dict[int, tuple[float, str]] = {}
+        """Versions that cannot be built: when each is tried again, and why it failed."""
 
     def close(self) -> None:
-        """End reading and building, and close the connections."""
+        """End reading, and close the connections."""
         self._drop()
         super().close()
 
     def open(self) -> None:
-        """Prepare a run."""
-        self.prepare()
-
-    def prepare(self) -> None:
         """Register the declared topic; the core must have been prepared."""
         with self._database.connected() as control:
             step = declare_topic(self._config, control, self._declared)
@@ -158,16 +190,25 @@ class Deriver(TopicKeeper):
 
     def pause_s(self, done: object) -> float:
         """A step waits for records itself, but not for the core, which judges them."""
-        waits_for_core = any(reader.waiting for reader in self._readers.values())
-        return _JUDGED_S if waits_for_core and not done else 0.0
+        return 0.0 if done or self._waits_for_records else _JUDGED_S
+
+    @property
+    def _waits_for_records(self) -> bool:
+        """Whether there is nothing to do until a record is read."""
+        return bool(self._readers) and not any(each.waiting for each in self._readers.values())
 
     def failed(self, error: EverstateError) -> None:
-        """Store the reason, and read again what was not published."""
-        self._store_error(error.message)
-        self._drop()
+        """Store in the registry why the topic is behind; `views list` shows it."""
+        try:
+            with self._database.connected() as control:
+                for row in control.versions(self.name):
+                    if row.status in (LIVE, BUILDING):
+                        control.record(self.name, row.version, error=error.message)
+        except EverstateError as failure:
+            logger.warning("derived topic %s: its error cannot be stored: %s", self.name, failure)
 
     def step(self) -> int:
-        """Publish newly accepted changes, and a part of each build; returns the record count.
+        """Publish newly accepted changes, and a part of each new version; returns the record count.
 
         Raises Unavailable, Fenced, DataLoss, ViewFailed; none of them loses or doubles a record.
         """
@@ -179,10 +220,13 @@ class Deriver(TopicKeeper):
             raise
 
     def _step(self, note: DerivedNote) -> int:
-        for version, reader in self._readers.items():
-            reader.poll(_WAIT_S)
-            if version in self._gates:
-                self._gates[version].look(reader.read, reader.vector)
+        reading = [each for reader in self._readers.values() if (each := reader.read_on())]
+        wait(reading, _WAIT_S if self._waits_for_records else 0.0, FIRST_COMPLETED)
+        for version, reader in list(self._readers.items()):
+            with self._apart(version):
+                reader.gather()
+                if version in self._gates:
+                    self._gates[version].look(reader.read, reader.vector)
         records: list[OutRecord] = []
         after = note.copied()
         with self._database.connected() as control:
@@ -190,71 +234,96 @@ class Deriver(TopicKeeper):
             self._follow(control, rows, after)
             with control.snapshot():
                 judged = control.core_vector(self.entity)
-                for version, reader in self._readers.items():
-                    spans = reader.ready(self._joinable(control, version, judged))
-                    if spans:
-                        taken = reader.take(control, self._core, spans)
-                        records += self._records(control, version, taken)
+                for version, reader in list(self._readers.items()):
+                    # Readers of the published version do not wait for one that is built.
+                    most = _PART_CHANGES if self._is_apart(version) else READ_MAX
+                    with self._apart(version):
+                        upto = self._joinable(control, version, judged)
+                        taken = reader.take(control, self._core, upto, most)
+                        if taken:
+                            records += self._records(control, version, taken)
                         after.versions[version] = dict(reader.vector)
-                for version, build in list(self._builds.items()):
-                    is_open = self._joinable(control, version, build.vector) == build.vector
-                    part = build.part() if is_open else []
-                    if part is None:
-                        after.versions[version] = build.vector
                         after.meanings[version] = rows[version].fingerprint
-                    elif part:
-                        records += self._records(control, version, part)
-                        control.record(self.name, version, progress=build.progress().note())
             if records or after != note:
                 self._publish(records, after)
-                self._mirror_all(control, rows, after)
-            for version in after.versions.keys() & rows.keys():
-                if rows[version].error is not None and rows[version].status in (LIVE, BUILDING):
-                    control.record(self.name, version, error=None)
-                if rows[version].progress is not None:
-                    control.record(self.name, version, progress=None)
+                self._mirror(control, rows, after.versions)
+            for version in rows.keys() & (self._readers.keys() | self._failed.keys()):
+                self._tell_state(control, rows[version], judged)
             self._switch(control, rows, after)
         return len(records)
 
+    def _is_apart(self, version: int) -> bool:
+        """Whether nobody reads a version, because another one is published."""
+        assert self._note is not None
+        return self._note.published not in (None, version)
+
+    @contextmanager
+    def _apart(self, version: int) -> Iterator[None]:
+        """An error in a version that nobody reads ends the reading of its changes only."""
+        try:
+            yield
+        except EverstateError as error:
+            if not self._is_apart(version):
+                raise
+            logger.warning("derived topic %s: version %d: %s", self.name, version, error)
+            self._end(version)
+            self._failed[version] = (time.monotonic() + _AGAIN_S, error.message)
+
+    def _tell_state(self, control: Control, row: ViewVersion, judged: Mapping[int, int]) -> None:
+        """Store how far a version is that is being built, and what ended its reading, if it did."""
+        reader, progress = self._readers.get(row.version), None
+        error = self._failed[row.version][1] if reader is None else None
+        if reader is not None and row.status == BUILDING and not covers(reader.vector, judged):
+            progress = reader.progress(judged).note()
+        if row.error != error:
+            control.record(self.name, row.version, error=error)
+        if row.progress != progress:
+            control.record(self.name, row.version, progress=progress)
+
     def _open(self) -> DerivedNote:
-        """As :meth:`_opened`; raises the errors of :func:`check_source`."""
+        """As :meth:`_opened`; raises the errors of :meth:`_check_source`."""
         self._drop()
         note = self._opened()
         with self._database.connected() as control:
-            vectors = list(note.versions.values())
-            check_source(control, self._topics, self._offsets, self._declared, vectors)
+            self._check_source(control, note.versions.values())
             rows = {row.version: row for row in control.versions(self.name)}
-            self._mirror_all(control, rows, note)
-            self._tell_registry(control, note.published)
-        self._note = note
+            self._mirror(control, rows, note.versions)
+            self._note = note
+            self._tell_registry(control)
         return note
 
     def _drop(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        for build in self._builds.values():
-            build.close()
-        self._readers, self._builds, self._gates, self._note = {}, {}, {}, None
+        for version in list(self._readers):
+            self._end(version)
+        self._note = None
+
+    def _end(self, version: int) -> None:
+        """End the reading of a version's changes, if it is read."""
+        self._gates.pop(version, None)
+        if (reader := self._readers.pop(version, None)) is not None:
+            if (reading := reader.close()) is not None:
+                self._ending[version] = reading
 
     def _follow(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
-        """Start reading or building the versions wanted now, and end those that are not wanted."""
+        """Start reading for the versions wanted now, and end it for those that are not wanted."""
         wanted = {v for v, row in rows.items() if row.status in (LIVE, BUILDING)}
-        for version in set(self._readers) - wanted:
-            self._readers.pop(version).close()
-        for version in set(self._builds) - wanted:
-            self._builds.pop(version).close()
+        for version in (self._readers.keys() | self._failed.keys()) - wanted:
+            self._end(version)
+            self._failed.pop(version, None)
         for version in list(note.versions):
             if version not in rows or note.meanings.get(version) != rows[version].fingerprint:
                 note.forget(version)
-                self._topics.delete([self._topics.names.derived(self.name, version)])
-        for version in sorted(wanted):
-            if version in self._readers or not self._knows(control, rows[version]):
-                continue
-            if version in note.versions:
-                self._builds.pop(version, None)
-                self._read(version, note.versions[version])
-            elif version not in self._builds:
-                self._begin(control, rows[version], note)
+                self._end(version)
+                self._delete(version)
+        for version in sorted(wanted - self._readers.keys()):
+            is_paused = time.monotonic() < self._failed.get(version, (0.0, ""))[0]
+            if version in self._ending:
+                # Else each retry would add a thread, and a sort with its files.
+                is_paused |= not self._ending[version].done()
+            if not is_paused and self._knows(control, rows[version]):
+                vector = note.versions.get(version) or self._new(control, rows[version])
+                with self._apart(version):
+                    self._read(control, version, vector)
 
     def _knows(self, control: Control, row: ViewVersion) -> bool:
         """Whether this app can make a version's records; another app may have declared it."""
@@ -273,53 +342,37 @@ class Deriver(TopicKeeper):
             self._known[row.version] = found
         return True
 
-    def _begin(self, control: Control, row: ViewVersion, note: DerivedNote) -> None:
-        """Create the topic of a version, and build it, unless it begins with the log."""
-        topic = self._topics.names.derived(self.name, row.version)
-        # Drops the records of a build that was killed: the build starts again.
+    def _new(self, control: Control, row: ViewVersion) -> Mapping[int, int]:
+        """Create the topic of a version that begins with the first change; returns its position."""
+        # Drops the records of a version whose position is gone.
+        topic = self._delete(row.version)
+        self._topics.ensure_beside(self._source, topic)
+        return self._begins(control, row)
+
+    def _delete(self, version: int) -> str:
+        """Delete the topic of a version, unless another process keeps it; returns its name."""
+        assert self._note is not None
+        # Only a transaction shows whether another process has fenced this one.
+        self._publish([], self._note)
+        topic = self._topics.names.derived(self.name, version)
         self._topics.delete([topic])
-        self._ensure(topic, self._topics.partitions(self._source))
-        vector = control.vector(self.name, row.version)
-        if vector and not any(vector.values()):
-            note.versions[row.version] = dict(vector)
-            note.meanings[row.version] = row.fingerprint
-            self._read(row.version, vector)
-            return
-        vector = self._vector(control)
-        with control.connection.transaction():
-            control.close_positions(self.name, row.version)
-            open_topic_version(control, self._known[row.version], row.version, vector)
-        entity_type = self._project.entities[self.entity]
-        refused = control.dead_places(self.entity)
-        given = (self._spark, self._config, entity_type, vector, refused)
-        self._builds[row.version] = TopicBuild(*given)
-        self._gate(row.version, vector)
+        return topic
 
-    def _vector(self, control: Control) -> dict[int, int]:
-        """The vector to build to; raises DataLoss where the archive lacks changes."""
-        core, archived = control.core_vector(self.entity), self._archived.of(self.entity)
-        if archived.position and any(archived.begins.get(p, 0) > 0 for p in core):
-            raise DataLoss(
-                f"the archive of {self.entity} lacks the first changes of the log.",
-                advice="Restore the archive; until then the published version stays.",
-            )
-        return archived.vector(core)
-
-    def _read(self, version: int, vector: Mapping[int, int]) -> None:
-        name = f"everstate-derive-{self.name}"
-        starts = {(self._source, partition): offset for partition, offset in vector.items()}
-        follower = Follower(self._config, starts, client_id=name)
-        self._readers[version] = AcceptedReader(follower, vector)
-        self._gate(version, {})
-
-    def _gate(self, version: int, built: Mapping[int, int]) -> None:
-        """Make the gate of a version, if it is a joined stream; ``built``: what it is built to."""
+    def _read(self, control: Control, version: int, vector: Mapping[int, int]) -> None:
+        """Read the changes of a version from here on; of a joined stream through a gate."""
+        source = RecordSource(
+            self._config,
+            self.entity,
+            client_id=f"everstate-derive-{self.name}",
+            is_one_of_many=False,
+            advice="Restore the archive; until then the published version stays.",
+        )
+        trimmed = {part: control.trimmed(self._core, part, 0, at) for part, at in vector.items()}
+        self._readers[version] = AcceptedReader(source, vector, trimmed)
         form = self._known[version].form
         if isinstance(form, JoinedStream):
-            topic = self._topics.names.changes(form.to)
-            gate = JoinGate(lambda: _by_partition(self._offsets.stable_ends([topic])))
-            gate.look(built, {})
-            self._gates[version] = gate
+            topics = (self._source, self._topics.names.changes(form.to))
+            self._gates[version] = JoinGate(*(partial(self._ends, topic) for topic in topics))
 
     def _joinable(
         self, control: Control, version: int, judged: Mapping[int, int]
@@ -338,33 +391,27 @@ class Deriver(TopicKeeper):
         derivation = self._known[version]
         form, entity_type = derivation.form, self._project.entities[self.entity]
         topic = self._topics.names.derived(self.name, version)
-        firing = [each for each in taken if derivation.takes(entity_type, each.message)]
+        firing = [each for each in taken if derivation.takes(entity_type, each[1])]
         if isinstance(form, JoinedStream):
             own_key = form.own_key(self._project.entities)
-            asked = [form.wanted(own_key, each.message) for each in firing]
+            asked = [form.wanted(own_key, message) for _, message in firing]
             beside = entities_as_of(control, form.to, asked)
         else:
             beside = [None] * len(firing)
         records = []
-        for each, joined in zip(firing, beside, strict=True):
-            value = form.value(each.message, joined)
+        for (record, message), joined in zip(firing, beside, strict=True):
+            value = form.value(message, joined)
             if value is None:
                 continue
-            headers = derivation.headers(each.message, each.offset)
-            place = (each.partition, each.timestamp_ms)
-            records.append(OutRecord(topic, each.key, value, headers, *place))
+            headers = derivation.headers(message, record.offset)
+            place = (record.partition, record.timestamp_ms)
+            records.append(OutRecord(topic, record.key, value, headers, *place))
         return records
 
-    def _mirror_all(
-        self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote
-    ) -> None:
-        for version in note.versions.keys() & rows.keys():
-            self._mirror(control, rows[version], note.versions[version])
-
     def _switch(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
-        """Publish a built version when it is at the position of the published one."""
+        """Publish a version when it is at the position of the published one."""
         for version, row in rows.items():
-            if row.status != BUILDING or version not in note.versions:
+            if row.status != BUILDING or version not in self._readers:
                 continue
             seen = note.published
             # Equal, not past it: a reader continues right after the previous version's records.
@@ -373,27 +420,8 @@ class Deriver(TopicKeeper):
                 continue
             if seen is None and not covers(before, control.core_vector(self.entity)):
                 continue
-            after = note.copied()
-            after.published = version
             # Both versions are at one position now, where the previous version ends. Not the stable
             # ends: a commit returns before its markers are written, and until then these stay
             # before its records, which readers would get once more.
-            ending = self._barriers(seen, version, self._offsets.high_watermarks)
-            self._publish(ending, after)
-            self._swap(control, seen, version)
+            self._replace(control, version, self._offsets.high_watermarks)
             return
-
-    def _store_error(self, error: str) -> None:
-        """Store in the registry why the topic is behind; `views list` shows it."""
-        try:
-            with self._database.connected() as control:
-                for row in control.versions(self.name):
-                    if row.status in (LIVE, BUILDING):
-                        control.record(self.name, row.version, error=error)
-        except EverstateError as failure:
-            logger.warning("derived topic %s: its error cannot be stored: %s", self.name, failure)
-
-
-def _by_partition(ends: Ends) -> dict[int, int]:
-    """The ends of one topic."""
-    return {partition: end for (_, partition), end in ends.items()}

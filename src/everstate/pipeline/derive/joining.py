@@ -16,23 +16,26 @@ WantedStates = Sequence[tuple[str, datetime] | None]
 class JoinGate:
     """Which records of a stream may be joined: those for which the other history is far enough.
 
-    It must have what its log had when the record was read. A new requirement is made only when the
-    records of the last one are taken: raised with each record, it might never be met under load.
+    It must have what its log had when the record was in the stream's own log. A new requirement is
+    made only when the records of the last one are taken: raised with each record, it might never be
+    met under load.
     """
 
-    def __init__(self, ends: Callable[[], Mapping[int, int]]) -> None:
-        """``ends``: the present ends of the other entity's log."""
-        self._ends = ends
+    def __init__(
+        self, own: Callable[[], Mapping[int, int]], ends: Callable[[], Mapping[int, int]]
+    ) -> None:
+        """The present ends of the stream's own log, and of the other entity's log."""
+        self._own, self._ends = own, ends
         self._upto: Mapping[int, int] = {}
         self._needed: Mapping[int, int] = {}
 
     def look(self, read: Mapping[int, int], taken: Mapping[int, int]) -> None:
-        """Require the present ends for the records between ``taken`` and ``read``.
+        """Require the present ends for all records that the stream's own log has now.
 
         Call it when records were read; does nothing while earlier ones wait.
         """
         if covers(taken, self._upto) and read != taken:
-            self._upto, self._needed = dict(read), self._ends()
+            self._upto, self._needed = self._own(), self._ends()
 
     def upto(self, history: Mapping[int, int]) -> Mapping[int, int]:
         """The offsets below which records may be joined, when the history has this position."""

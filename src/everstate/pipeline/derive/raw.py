@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -19,11 +18,9 @@ from everstate.changes.derived import Derivation, derivation_of
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidConfig, PipelineError, Unavailable
 from everstate.log.client import spark_options, spark_sink_options
-from everstate.log.derived import DerivedNote
 from everstate.pipeline.derive.declare import declare_topic
 from everstate.pipeline.derive.deriver import TopicKeeper
 from everstate.pipeline.derive.expressions import raw_records
-from everstate.pipeline.derive.reading import check_source
 from everstate.pipeline.spark.session import spark_errors
 from everstate.private import private_folder
 from everstate.views.control import BUILDING, LIVE, Control, ViewVersion
@@ -58,7 +55,8 @@ class RawDeriver(TopicKeeper):
     def __init__(
         self, config: Config, project: Project, derivation: Derivation, spark: SparkSession
     ) -> None:
-        super().__init__(config, project, derivation, spark)
+        super().__init__(config, project, derivation)
+        self._spark = spark
         self._queries: dict[int, StreamingQuery] = {}
 
     def close(self) -> None:
@@ -84,7 +82,7 @@ class RawDeriver(TopicKeeper):
         """Register the declared topic; the core must have been prepared."""
         self._note = self._opened()
         with self._database.connected() as control:
-            self._tell_registry(control, self._note.published)
+            self._tell_registry(control)
             declare_topic(self._config, control, self._declared)
 
     def step(self) -> None:
@@ -99,29 +97,45 @@ class RawDeriver(TopicKeeper):
                 self._queries.pop(version).stop()
             for version in wanted:
                 if version not in self._queries:
-                    vector = control.vector(self.name, version)
-                    check_source(control, self._topics, self._offsets, self._declared, [vector])
+                    known = control.vector(self.name, version)
+                    vector = known or self._begins(control, rows[version])
+                    self._check_source(control, [vector])
                     self._queries[version] = self._start(rows[version])
                 self._look(control, rows[version])
             self._switch(control, rows)
 
     def _start(self, row: ViewVersion) -> StreamingQuery:
-        derivation = derivation_of(row.name, row.definition)
+        """Start the query of one version, at the log's first record or at its checkpoint."""
+        derivation, spark = derivation_of(row.name, row.definition), self._spark
         derivation.check(self._project.entities)
         topic = self._topics.names.derived(self.name, row.version)
-        partitions = self._topics.partitions(self._source)
-        check_slots(self._spark, {topic: partitions})
-        self._ensure(topic, partitions)
+        check_slots(spark, {topic: self._topics.partitions(self._source)})
+        self._topics.ensure_beside(self._source, topic)
         folder = private_folder(self._config.project.data_dir / "derive")
-        return start_query(
-            self._spark,
-            self._config,
-            self._project,
-            derivation,
-            source=self._source,
-            topic=topic,
-            checkpoint=folder / f"{self._config.log.prefix}-{topic}",
-        )
+        trigger: Any = {"realTime": _TRIGGER}
+        with spark_errors(f"raw topic {self.name}"):
+            # Of members with the same name the last one counts, as in every other reader of JSON.
+            spark.conf.set("spark.sql.variant.allowDuplicateKeys", "true")
+            records = (
+                spark.readStream.format("kafka")
+                .options(**spark_options(self._config))
+                .option("subscribe", self._source)
+                .option("startingOffsets", "earliest")
+                .load()
+            )
+            query: StreamingQuery = (
+                raw_records(records, self._project.entities[self.entity], derivation)
+                .writeStream.format("kafka")
+                .options(**spark_sink_options(self._config))
+                .option("topic", topic)
+                .option("includeHeaders", "true")
+                .option("checkpointLocation", str(folder / f"{self._config.log.prefix}-{topic}"))
+                .queryName(topic)
+                .outputMode("update")
+                .trigger(**trigger)
+                .start()
+            )
+            return query
 
     def _look(self, control: Control, row: ViewVersion) -> None:
         """Raise the error that ended a query; else store its position."""
@@ -131,7 +145,7 @@ class RawDeriver(TopicKeeper):
             reason = str(query.exception() or "it ended").splitlines()[0]
             control.record(row.name, row.version, error=reason)
             raise PipelineError(f"raw topic {self.name}: {reason}")
-        self._mirror(control, row, read_offsets(query, self._source))
+        self._mirror(control, {row.version: row}, {row.version: read_offsets(query, self._source)})
         if row.error is not None:
             control.record(row.name, row.version, error=None)
 
@@ -147,47 +161,8 @@ class RawDeriver(TopicKeeper):
                 continue
             # The batches that end at the barriers are complete, so the ended topic has all changes
             # before them. It may have some of later ones, which readers get again.
-            ending = self._barriers(seen, version, self._offsets.beginnings, before)
-            self._publish(ending, DerivedNote(published=version))
-            self._swap(control, seen, version)
+            self._replace(control, version, self._offsets.beginnings, before)
             return
-
-
-def start_query(
-    spark: SparkSession,
-    config: Config,
-    project: Project,
-    derivation: Derivation,
-    *,
-    source: str,
-    topic: str,
-    checkpoint: Path,
-) -> StreamingQuery:
-    """Start the query of one version, at the log's first record or at its checkpoint."""
-    trigger: Any = {"realTime": _TRIGGER}
-    with spark_errors(f"raw topic {derivation.name}"):
-        # Of members with the same name the last one counts, as in every other reader of JSON.
-        spark.conf.set("spark.sql.variant.allowDuplicateKeys", "true")
-        records = (
-            spark.readStream.format("kafka")
-            .options(**spark_options(config))
-            .option("subscribe", source)
-            .option("startingOffsets", "earliest")
-            .load()
-        )
-        written = raw_records(records, project.entities[derivation.entity], derivation)
-        query: StreamingQuery = (
-            written.writeStream.format("kafka")
-            .options(**spark_sink_options(config))
-            .option("topic", topic)
-            .option("includeHeaders", "true")
-            .option("checkpointLocation", str(checkpoint))
-            .queryName(topic)
-            .outputMode("update")
-            .trigger(**trigger)
-            .start()
-        )
-        return query
 
 
 def read_offsets(query: StreamingQuery, source: str) -> dict[int, int]:

@@ -1,162 +1,184 @@
-"""Accepted changes of an entity type from the live log, up to the core's position."""
+"""Accepted changes of an entity type from the archive and the log, up to the core's position."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from threading import Thread
+from typing import Final, TypeAlias
 
 import msgspec
-import numpy as np
 
-from everstate.changes.derived import Derivation, Message, read_message
+from everstate.changes.derived import Message, read_message
 from everstate.errors import ViewFailed
-from everstate.log.positions import Offsets, Range, check_ends
+from everstate.log.positions import Range
 from everstate.log.record import Record
-from everstate.log.topics import Topics
+from everstate.pipeline.spark.progress import Progress, progress
 from everstate.views.control import Control
+from everstate.views.in_effect import by_effect
+from everstate.views.source import RecordSource, Run
 from everstate.views.tables import Core
-from everstate.views.trailing import Exceptions, is_accepted
 
 READ_MAX: Final = 10_000
 """Most records that are read ahead of the published ones."""
+_WAITING_BYTES: Final = 64 << 20
+"""Nothing is read on while records of so many bytes wait; one more request may be read."""
+_RECORD_BYTES: Final = 500
+"""About what a record takes in memory besides its value."""
+_POLL_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedChange:
-    """One accepted change: the place of its record, and its message."""
-
-    partition: int
-    offset: int
-    timestamp_ms: int | None
-    key: bytes | None
-    message: Message
-
-
-class Following(Protocol):
-    """Follows the partitions of one changelog, as :class:`everstate.log.consumer.Follower` does."""
-
-    def poll(self, records_max: int, wait_s: float) -> list[Record]:
-        """Records that are available, after waiting ``wait_s`` at most."""
-
-    def spans(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """The ranges read since the last call: first and next offset of each partition."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
-class RecordedExceptions(Protocol):
-    """The core's exceptions, in one snapshot with its position; the control tables have them."""
-
-    def exceptions(self, core: Core, partition: int, start: int, end: int) -> Exceptions:
-        """The exceptions that the core recorded for a range."""
-
-    def released_changes(
-        self, core: Core, partition: int, start: int, end: int
-    ) -> list[tuple[int, bytes, bytes]]:
-        """Offset, key and message of changes held before a range and released in it."""
+AcceptedChange: TypeAlias = tuple[Record, Message]
+"""An accepted change: its record in the log, and the message in it."""
 
 
 class AcceptedReader:
-    """Reads one changelog from a vector on; records not judged by the core wait in memory."""
+    """Reads one changelog from a vector on; records not judged by the core wait in memory.
 
-    def __init__(self, follower: Following, vector: Mapping[int, int]) -> None:
-        """``follower`` begins at the vector."""
+    It reads in a thread, which nobody waits for: an archive that compaction has mixed is sorted
+    before its first record is read.
+    """
+
+    def __init__(
+        self,
+        source: RecordSource,
+        vector: Mapping[int, int],
+        trimmed: Mapping[int, Collection[int]],
+    ) -> None:
+        """``trimmed``: by partition, what :meth:`Control.trimmed` has of all before the vector."""
         self.vector = dict(vector)
         """Offset of the next record to take, by partition."""
         self.read = dict(vector)
         """Offset of the next record to read, by partition."""
         self._waiting: dict[int, deque[Record]] = {partition: deque() for partition in vector}
-        self._follower = follower
+        self._trimmed: dict[int, dict[int, Record]] = {partition: {} for partition in vector}
+        """Changes that are released later, by partition and offset: those whose bytes the control
+        tables have no more, at most as many as the core may hold."""
+        self._source = source
+        self._begun, self._first = time.monotonic(), sum(vector.values())
+        self._reading: Future[list[Run]] | None = _aside(partial(self._begin, vector, trimmed))
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._follower.close()
+    def close(self) -> Future[list[Run]] | None:
+        """Close the connections, as soon as nothing is being read; returns what is being read."""
+        if self._reading is None:
+            self._source.close()
+        else:
+            self._reading.add_done_callback(lambda _: self._source.close())
+        return self._reading
 
     @property
     def waiting(self) -> int:
         """Number of records that were read and not taken yet."""
         return sum(map(len, self._waiting.values()))
 
-    def poll(self, wait_s: float) -> None:
-        """Read on, if there is room; raises DataLoss when the log lost the next records."""
+    def read_on(self) -> Future[list[Run]] | None:
+        """Begin to read on, if there is room; returns what is being read, for :meth:`gather`."""
         room = READ_MAX - self.waiting
-        if room <= 0:
-            return
-        for record in self._follower.poll(room, 0.0 if self.waiting else wait_s):
-            self._waiting[record.partition].append(record)
-        for (_, partition), (_, end) in self._follower.spans().items():
-            self.read[partition] = end
+        is_full = room <= 0 or sum(map(_size, self._waiting.values())) >= _WAITING_BYTES
+        if self._reading is None and not is_full:
+            self._reading = _aside(partial(self._source.poll, _POLL_S, self.vector, room))
+        return self._reading
 
-    def ready(self, judged: Mapping[int, int]) -> dict[int, Range]:
-        """The ranges that can be taken, when ``judged`` is the core's position."""
-        found = {}
-        for partition, start in self.vector.items():
-            end = min(judged.get(partition, 0), self.read[partition])
-            if end > start:
-                found[partition] = Range(start, end)
-        return found
+    def gather(self) -> None:
+        """Let what was read wait for :meth:`take`; does nothing while it is being read.
+
+        Raises DataLoss when neither log nor archive has the next records.
+        """
+        if self._reading is not None and self._reading.done():
+            runs, self._reading = self._reading.result(), None
+            for run in runs:
+                self._waiting[run.partition] += run.records
+                self.read[run.partition] = run.end
+
+    def _begin(
+        self, vector: Mapping[int, int], trimmed: Mapping[int, Collection[int]]
+    ) -> list[Run]:
+        self._source.begin(vector, {})
+        for partition, offsets in trimmed.items():
+            for record in self._source.fetch(partition, offsets):
+                self._trimmed[partition][record.offset] = record
+        return []
 
     def take(
-        self, control: RecordedExceptions, core: Core, spans: Mapping[int, Range]
+        self, control: Control, core: Core, upto: Mapping[int, int], most: int = READ_MAX
     ) -> list[AcceptedChange]:
-        """The accepted changes of some ranges, versions of a key in order.
+        """The accepted changes below ``upto`` among those read, in the order of their effect.
 
-        Call it inside the snapshot in which the core's position was read: exceptions are complete
-        up to it (V1). Changes that were taken are not returned again.
+        ``upto`` is the core's position or below it; ``most``: of so many records in a partition.
+        Call it inside the snapshot in which that position was read: exceptions are complete up to
+        it (V1). Changes that were taken are not returned again.
         """
         found: list[AcceptedChange] = []
-        for partition, span in spans.items():
-            records = []
+        message_of = partial(_message, core)
+
+        def version_of(record: Record) -> int:
+            return message_of(record).version
+
+        for partition, start in list(self.vector.items()):
             waiting = self._waiting[partition]
-            while waiting and waiting[0].offset < span.end:
-                records.append(waiting.popleft())
+            end = self.read[partition] if len(waiting) <= most else waiting[most].offset
+            span = Range(start, min(upto.get(partition, 0), end))
+            if not span:
+                continue
             exceptions = control.exceptions(core, partition, span.start, span.end)
-            offsets = np.array([record.offset for record in records], np.int64)
-            changes = []
-            for place in np.flatnonzero(is_accepted(offsets, span, exceptions)):
-                one = records[place]
-                message = _message(core, one.offset, one.value or b"")
-                at = (partition, one.offset, one.timestamp_ms)
-                changes.append(AcceptedChange(*at, one.key, message))
+            read = []
+            while waiting and waiting[0].offset < span.end:
+                read.append(waiting.popleft())
+            trimmed, released = self._trimmed[partition], []
             if exceptions.released:
-                released = control.released_changes(core, partition, span.start, span.end)
-                for offset, key, value in released:
-                    message = _message(core, offset, value)
-                    changes.append(AcceptedChange(partition, offset, None, key, message))
-                changes.sort(key=lambda change: change.message.version)
-            found += changes
+                place = (core, partition, span.start, span.end)
+                for offset, key, value in control.released_changes(*place, known=trimmed):
+                    record = Record(core.topic, partition, offset, 0, key, value, ())
+                    released.append(record)
+                for offset in exceptions.released.keys() & trimmed.keys():
+                    released.append(trimmed.pop(offset))
+            if exceptions.held - exceptions.released.keys():
+                later = control.trimmed(core, partition, span.start, span.end)
+                trimmed.update((record.offset, record) for record in read if record.offset in later)
+            records = read + released
+            offsets = [record.offset for record in records]
+            placed = by_effect(records, offsets, span, exceptions, version_of)
+            found += [(record, message_of(record)) for _, record in placed]
             self.vector[partition] = span.end
         return found
 
-
-def check_source(
-    control: Control,
-    topics: Topics,
-    offsets: Offsets,
-    derivation: Derivation,
-    vectors: Sequence[Mapping[int, int]],
-) -> None:
-    """Raise unless a derived topic's positions in its changelog are still true (C8).
-
-    Raises LogIdentityChanged and TopicResized when the changelog is another one, and LogTruncated
-    when it lost records that the derived topic or the core has read.
-    """
-    source = topics.names.changes(derivation.entity)
-    control.check_topic_identity(derivation.entity, source, topics.identity(source))
-    read = [*vectors, control.core_vector(derivation.entity)]
-    # The ends are read after the positions: no position may be beyond its end.
-    ends = {partition: end for (_, partition), end in offsets.stable_ends([source]).items()}
-    for vector in read:
-        check_ends(f"derived topic {derivation.name}", source, vector, ends)
+    def progress(self, upto: Mapping[int, int]) -> Progress:
+        """How much of what lies before ``upto`` was taken; the rate is that of this reader."""
+        done, changes = sum(self.vector.values()) - self._first, sum(upto.values()) - self._first
+        seconds = time.monotonic() - self._begun
+        found = progress("building", done / max(1, changes), seconds, changes)
+        return replace(found, share=min(1.0, (done + self._first) / max(1, sum(upto.values()))))
 
 
-def _message(core: Core, offset: int, value: bytes) -> Message:
+def _aside(read: Callable[[], list[Run]]) -> Future[list[Run]]:
+    """Call a function in a thread of its own, which does not keep the process from ending."""
+    reading: Future[list[Run]] = Future()
+
+    def fulfil() -> None:
+        try:
+            reading.set_result(read())
+        except BaseException as error:  # `result` raises it in the caller's thread
+            reading.set_exception(error)
+
+    Thread(target=fulfil, name="read-aside", daemon=True).start()
+    return reading
+
+
+def _size(records: Iterable[Record]) -> int:
+    """About how much memory some records take, in bytes."""
+    return sum(_RECORD_BYTES + len(record.value or b"") for record in records)
+
+
+def _message(core: Core, record: Record) -> Message:
     try:
-        return read_message(value)
+        return read_message(record.value or b"")
     except (msgspec.MsgspecError, RecursionError) as cause:
         raise ViewFailed(
-            core.entity, f"a change that the core accepted cannot be read ({cause})", offset=offset
+            core.entity,
+            f"a change that the core accepted cannot be read ({cause})",
+            offset=record.offset,
         ) from cause

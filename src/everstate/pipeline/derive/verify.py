@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from everstate.changes import EntityType
 from everstate.changes.derived import (
     BARRIER,
     KIND,
@@ -35,11 +36,12 @@ from everstate.log.derived import DerivedNote
 from everstate.log.positions import Offsets, Range
 from everstate.log.publisher import read_progress
 from everstate.log.topics import TopicNames
+from everstate.pipeline.batch.accepted import Places, accepted_changes, only_changes
 from everstate.pipeline.batch.awaiting import await_archive
 from everstate.pipeline.batch.rules import fires
-from everstate.pipeline.derive.building import accepted_in_order
 from everstate.pipeline.keeping.spans import ArchivedOffsets
 from everstate.pipeline.reports import DIFFERENCES_MAX, RowDifference, ViewReport
+from everstate.pipeline.spark.archived import read_archive
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import read_ranges
 from everstate.views.control import opened_control
@@ -76,11 +78,14 @@ def verify_topic(
             )
         of = derivation_of(name, row.definition)
         refused = {each: control.dead_places(each) for each in project.entities}
+        read = {entity: None, getattr(of.form, "to", entity): None}
+        if reasons := tuple(why for each in read for why in not_archived(config, each)):
+            return ViewReport(name, version, entity, "not compared", not_compared=reasons)
         await_archive(config, entity, {(1, p): at for p, at in position.items()})
         with spark_errors(f"verifying {name}"):
             topic = TopicNames(config.log.prefix).derived(name, version)
             found = _found(spark, config, topic, spans)
-            changes = accepted_in_order(
+            changes = _accepted_in_order(
                 spark, config, project.entities[entity], position, refused[entity]
             )
             if of.trigger is not None:
@@ -102,6 +107,13 @@ def verify_topic(
         position={f"1/{partition}": at for partition, at in position.items()},
         seconds=time.monotonic() - began,
     )
+
+
+def not_archived(config: Config, entity: str) -> tuple[str, ...]:
+    """Why changes of an entity type cannot be compared at all; empty when they can."""
+    if ArchivedOffsets(config).of(entity).is_whole:
+        return ()
+    return (f"{entity}: its archive lacks the first changes of the log",)
 
 
 def _stand(config: Config, name: str) -> tuple[int, dict[int, int], dict[int, Range]]:
@@ -153,6 +165,25 @@ def _found(
     )
 
 
+def _accepted_in_order(
+    spark: SparkSession,
+    config: Config,
+    entity_type: EntityType,
+    vector: Mapping[int, int],
+    refused: Places,
+) -> DataFrame:
+    """Accepted changes below a vector, partition by partition in the order of acceptance.
+
+    A held change was accepted with the change that released it: at the highest offset of its key's
+    versions up to its own.
+    """
+    positions = {(1, partition): offset for partition, offset in vector.items()}
+    archive = read_archive(spark, config, entity_type)
+    changes = only_changes(accepted_changes(archive, positions, refused))
+    upto = Window.partitionBy("key").orderBy("version")
+    return changes.withColumn("accepted_at", F.max("offset").over(upto))
+
+
 def _with_batch(
     spark: SparkSession,
     config: Config,
@@ -175,7 +206,7 @@ def _with_batch(
         ),
     )
     vector = ArchivedOffsets(config).of(form.to).position
-    past = accepted_in_order(spark, config, project.entities[form.to], vector, refused).select(
+    past = _accepted_in_order(spark, config, project.entities[form.to], vector, refused).select(
         F.col("key").alias("to_key"),
         F.col("version").alias("to_version"),
         F.col("partition").cast("string").alias("to_partition"),

@@ -16,6 +16,7 @@ from typing import Final
 from prometheus_client import Counter, Gauge
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from everstate.changes import EntityType
 from everstate.changes.drift import Action, DriftedKey, DriftReport, Truth, What
@@ -25,6 +26,7 @@ from everstate.log.positions import Offsets, Range
 from everstate.log.topics import TopicNames, Topics
 from everstate.parts import PartConcern, found
 from everstate.pipeline.drift import tasks
+from everstate.pipeline.spark.outcomes import OUTCOME, outcomes_of
 from everstate.pipeline.spark.parse import state_fault
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import read_ranges
@@ -89,7 +91,8 @@ class _Check:
             if differing:
                 found = self._rows(differing)
                 try:
-                    counts = self._counts(found)
+                    of_each = found.groupBy("what").count().collect()
+                    counts = {row["what"]: row["count"] for row in of_each}
                     keys = self._keys(found)
                     refused = _drifted(found).where(F.col("refused").isNotNull()).count()
                     share = self._share(counts, stored, logged)
@@ -147,13 +150,13 @@ class _Check:
         read = tasks.reading(self._truth, pieces, self._ranges, ranges)
         # One task per slice; it gets the number of its slice.
         numbers = self._spark.range(0, len(pieces), 1, len(pieces))
-        return numbers.mapInArrow(read, tasks.SIDE_DDL)
+        return numbers.mapInArrow(read, from_arrow_schema(tasks.SIDE))
 
     def _logged(self, ranges: Sequence[int] | None) -> DataFrame:
         """The log's newest change of each key, of some key ranges or all."""
         records = read_ranges(self._spark, self._config, {self._topic: self._spans()})
         decoded = records.select("key", "value", "partition", "offset").mapInArrow(
-            tasks.decoding(self._ranges, ranges), f"{tasks.SIDE_DDL}, offset long"
+            tasks.decoding(self._ranges, ranges), from_arrow_schema(tasks.LOGGED)
         )
         side = F.struct("version", "change_id", "hash", "state")
         newest = decoded.groupBy("key", "number").agg(F.max_by(side, "offset").alias("side"))
@@ -178,9 +181,8 @@ class _Check:
             stored.count()
             time.sleep(self._config.drift.settle_s)
             sides = _joined(stored, self._logged(ranges))
-            judged = sides.mapInArrow(
-                tasks.judging(self._truth, self._entity_type.own_key), tasks.FOUND_DDL
-            )
+            judge = tasks.judging(self._truth, self._entity_type.own_key)
+            judged = sides.mapInArrow(judge, from_arrow_schema(tasks.FOUND))
             found = self._validated(judged).persist()
             found.count()
         finally:
@@ -193,9 +195,6 @@ class _Check:
         why = F.concat_ws("; its state does not fit the model: ", "why", "refused")
         validated = judged.withColumn("refused", fault)
         return validated.withColumn("why", why).drop("stored_state")
-
-    def _counts(self, found: DataFrame) -> dict[str, int]:
-        return {row["what"]: row["count"] for row in found.groupBy("what").count().collect()}
 
     def _keys(self, found: DataFrame) -> tuple[DriftedKey, ...]:
         rows = _drifted(found).orderBy("key").limit(self._config.drift.keys_max).collect()
@@ -230,8 +229,8 @@ class _Check:
         return "rebuilt", repaired, again
 
     def _repaired(self, drifted: DataFrame) -> int:
-        done = drifted.mapInArrow(tasks.repairing(self._truth), "done long")
-        return sum(row["done"] for row in done.collect())
+        done = drifted.mapInArrow(tasks.repairing(self._truth), OUTCOME)
+        return sum(each["done"] for each in outcomes_of(done))
 
 
 def _drifted(found: DataFrame) -> DataFrame:

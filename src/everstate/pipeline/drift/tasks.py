@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 from zlib import crc32
 
@@ -18,6 +19,7 @@ from everstate.changes.drift import Drifted, Heard, Stored, Truth, What
 from everstate.changes.json_numbers import sorted_text
 from everstate.changes.keys import OwnKey, check_key
 from everstate.errors import InvalidChange
+from everstate.pipeline.spark.outcomes import outcome_rows
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -30,7 +32,7 @@ _VERSION_MAX: Final = 2**63 - 2
 _TEXT: pa.DataType = pa.string()
 _LONG: pa.DataType = pa.int64()
 
-_SIDE: Final = pa.schema(
+SIDE: Final = pa.schema(
     {
         "key": _TEXT,
         "number": pa.int32(),
@@ -40,8 +42,7 @@ _SIDE: Final = pa.schema(
         "state": _TEXT,
     }
 )
-_LOGGED: Final = _SIDE.append(pa.field("offset", _LONG))
-SIDE_DDL: Final = "key string, number int, version long, change_id string, hash long, state string"
+LOGGED: Final = SIDE.append(pa.field("offset", _LONG))
 SIDES: Final = (
     "key",
     "stored_version",
@@ -54,7 +55,7 @@ SIDES: Final = (
 )
 DRIFTED: Final = Drifted._fields
 """Columns of the rows to be repaired."""
-_FOUND: Final = pa.schema(
+FOUND: Final = pa.schema(
     {
         "key": _TEXT,
         "what": _TEXT,
@@ -67,11 +68,6 @@ _FOUND: Final = pa.schema(
         "refused": _TEXT,
     }
 )
-FOUND_DDL: Final = (
-    "key string, what string, stored long, logged long, logged_id string, logged_state string,"
-    " stored_state string, why string, refused string"
-)
-_DONE: Final = pa.schema({"done": _LONG})
 
 
 def fingerprint(version: int, change_id: str, state: str | None) -> int:
@@ -90,26 +86,26 @@ def _canonical(state: str) -> bytes:
 
 
 def reading(truth: Truth, pieces: Sequence[str], ranges: int, wanted: Sequence[int] | None) -> Task:
-    """In: numbers of pieces. Out: their entities (:data:`SIDE_DDL`), of the wanted key ranges."""
+    """In: numbers of pieces. Out: their entities (:data:`SIDE`), of the wanted key ranges."""
     chosen = None if wanted is None else frozenset(wanted)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, Any]] = []
-        for piece in _values(batches, "id"):
+        for piece in chain.from_iterable(batch["id"].to_pylist() for batch in batches):
             for stored in truth.read(pieces[piece]):
                 number = crc32(stored.key.encode()) % ranges
                 if chosen is None or number in chosen:
                     rows.append(_side(number, stored, keep_state=False))
                 if len(rows) >= _ROWS:
-                    yield pa.RecordBatch.from_pylist(rows, schema=_SIDE)
+                    yield pa.RecordBatch.from_pylist(rows, schema=SIDE)
                     rows = []
-        yield pa.RecordBatch.from_pylist(rows, schema=_SIDE)
+        yield pa.RecordBatch.from_pylist(rows, schema=SIDE)
 
     return run
 
 
 def decoding(ranges: int, wanted: Sequence[int] | None) -> Task:
-    """In: records of `.state`. Out: their entities (:data:`SIDE_DDL`), with their offset.
+    """In: records of `.state`. Out: their entities, with their offset (:data:`LOGGED`).
 
     A record that cannot be read, or has a version that no source has, counts as version 0, so that
     its entity is sent again; a tombstone counts as version -1.
@@ -133,7 +129,7 @@ def decoding(ranges: int, wanted: Sequence[int] | None) -> Task:
                 logged = _logged(key.decode(errors="replace"), value)
                 keep = chosen is not None
                 rows.append({**_side(number, logged, keep_state=keep), "offset": offset})
-            yield pa.RecordBatch.from_pylist(rows, schema=_LOGGED)
+            yield pa.RecordBatch.from_pylist(rows, schema=LOGGED)
 
     return run
 
@@ -168,7 +164,7 @@ def _side(number: int, stored: Stored, *, keep_state: bool) -> dict[str, Any]:
 
 
 def judging(truth: Truth, own_key: OwnKey | None) -> Task:
-    """In: :data:`SIDES` of entities that differ. Out: how they differ, as :data:`FOUND_DDL`.
+    """In: :data:`SIDES` of entities that differ. Out: how they differ, as :data:`FOUND`.
 
     The source is read once more: an entity that has changed in the source since is no drift, and
     a change that the source has yet to publish is lag. ``own_key``: where a state has its key; the
@@ -187,7 +183,7 @@ def judging(truth: Truth, own_key: OwnKey | None) -> Task:
             found = [
                 judged for row in rows if (judged := _judge(row, now.get(row["key"]), own_key))
             ]
-            yield pa.RecordBatch.from_pylist(found, schema=_FOUND)
+            yield pa.RecordBatch.from_pylist(found, schema=FOUND)
 
     return run
 
@@ -258,18 +254,9 @@ def repairing(truth: Truth) -> Task:
                 if _may_have(row["key"], row["stored"]):
                     waiting.append(Drifted(**{**row, "what": What(row["what"])}))
                 if len(waiting) >= _REPAIR_ROWS:
-                    yield _done(truth.repair(waiting))
+                    yield outcome_rows([{"done": truth.repair(waiting)}])
                     waiting = []
         if waiting:
-            yield _done(truth.repair(waiting))
+            yield outcome_rows([{"done": truth.repair(waiting)}])
 
     return run
-
-
-def _done(count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"done": count}], schema=_DONE)
-
-
-def _values(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[Any]:
-    for batch in batches:
-        yield from batch.column(column).to_pylist()

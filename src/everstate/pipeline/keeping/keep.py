@@ -16,7 +16,6 @@ from functools import reduce
 from math import inf, isfinite
 from typing import Any, Final
 
-import orjson
 from pyspark.sql import DataFrame, SparkSession
 
 from everstate.config import Config
@@ -52,8 +51,9 @@ from everstate.pipeline.keeping.metrics import (
 )
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.spans import Sources
-from everstate.pipeline.keeping.task import OUTCOME_DDL, ApplyTask
+from everstate.pipeline.keeping.task import ApplyTask
 from everstate.pipeline.keeping.turns import Turns
+from everstate.pipeline.spark.outcomes import OUTCOME, outcomes_of
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
 from everstate.views.control import LIVE, Control
@@ -312,7 +312,7 @@ class Keeper(ViewWorker):
     def _collect(self, units: Sequence[_Unit]) -> list[Any]:
         begun = time.monotonic()
         with spark_errors("keeping views"):
-            outcomes = list(reduce(DataFrame.unionAll, map(self._job, units)).collect())
+            outcomes = outcomes_of(reduce(DataFrame.unionAll, map(self._job, units)))
         seconds = time.monotonic() - begun
         for unit in units:
             entity = unit.core.entity
@@ -378,7 +378,7 @@ class Keeper(ViewWorker):
         task = ApplyTask(config.views_dsn, schema, unit.core, spans, judged=careful)
         parsed = self._reader.parsed(entity, unit.sources, judged=careful, headers=careful)
         views = [(view.plan, view.table) for view in unit.riders]
-        return planned(parsed, views, caught=True).mapInArrow(task, OUTCOME_DDL)
+        return planned(parsed, views, caught=True).mapInArrow(task, OUTCOME)
 
     def _settled(self, units: Sequence[_Unit], outcomes: Sequence[Any]) -> KeptBatch:
         """Advance partitions without records, and store which core or rider is behind, and why."""
@@ -401,11 +401,12 @@ class Keeper(ViewWorker):
             starts = {unit.core.entity: unit.sources.spans for unit in units}
             for outcome in outcomes:
                 entity, partition = outcome["entity"], outcome["partition"]
-                for name, version, reason in orjson.loads(outcome["failures"] or b"[]"):
+                for name, version, reason in outcome["failures"]:
                     view = riders[entity, name, version]
                     # One that lags already is retried by the trailer, which knows its last reason.
                     if _may_ride(view, partition, starts[entity][partition].start):
-                        _lags(control, name, version, reason)
+                        logger.error("view %s lags: %s", name, reason)
+                        control.record(name, version, error=reason)
             if any(unit.careful for unit in units):
                 report_misfits(control)
         failed = {o["entity"]: o["failure"] for o in outcomes if o["failure"] is not None}
@@ -481,8 +482,3 @@ def _may_ride(view: KeptView, partition: int, start: int) -> bool:
 
 def _lagging(view: KeptView) -> bool:
     return view.row.status == LIVE and view.row.error is not None
-
-
-def _lags(control: Control, view: str, version: int, reason: str) -> None:
-    logger.error("view %s lags: %s", view, reason)
-    control.record(view, version, error=reason)

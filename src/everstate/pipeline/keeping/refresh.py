@@ -127,6 +127,6 @@ class Refresher(Worker):
             if is_full or positions != built.get("positions"):
                 state = {"tables": names, "positions": positions}
                 control.record(row.name, row.version, built=state)
-        if done.is_full:
-            logger.info("view %s: %d keys of the join were recomputed", row.name, done.keys)
-        return done.keys
+        if is_full:
+            logger.info("view %s: %d keys of the join were recomputed", row.name, done)
+        return done

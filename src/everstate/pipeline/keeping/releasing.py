@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from math import ceil, inf
 from typing import Final
 
@@ -22,7 +21,7 @@ from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews, Vi
 from everstate.views.control import Control
 from everstate.views.control.deferring import PART_CHANGES
 from everstate.views.project import Project
-from everstate.views.stores import view_refusals, view_store
+from everstate.views.stores import PostgresViewStore, view_refusals
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +43,12 @@ class Releaser(ViewWorker):
     def __init__(self, config: Config, project: Project) -> None:
         super().__init__(config)
         self._kept = KeptViews(config, project)
-        self._allowed: dict[str, tuple[float, float]] = {}
-        """How many changes each view may apply now, less than 0 after a part; and its rate."""
-        self._last: dict[str, int] = {}
-        """The partition from which each view has applied its last part."""
+        self._due: dict[str, float] = {}
+        """When each view may apply its next part, by :attr:`_now`."""
         self._taken_at: dict[str, float] = {}
         """When each view applied its last part, or was first found to wait (monotonic time)."""
+        self._now = 0.0
+        """Seconds of all steps."""
         self._at = time.monotonic()
 
     def pause_s(self, done: object) -> float:
@@ -64,10 +63,9 @@ class Releaser(ViewWorker):
         """
         now = time.monotonic()
         passed = now - self._at if seconds is None else seconds
-        self._at = now
-        self._pass(passed)
+        self._at, self._now = now, self._now + passed
         with self._database.connected() as control:
-            counts = control.deferred_counts()
+            counts = control.deferred()
             if not counts:
                 self._taken_at.clear()
                 return 0
@@ -76,30 +74,19 @@ class Releaser(ViewWorker):
                 for view in views.views:
                     here = counts.get((view.row.name, view.row.version))
                     if here:
-                        left += sum(here.values())
-                        left -= self._tried(control, views, view, here, passed)
+                        left += sum(count for count, _ in here.values()) - self._tried(
+                            control, views, view, passed
+                        )
             return left
 
-    def _pass(self, seconds: float) -> None:
-        """Let allowances grow; what a view has applied beyond its own is made up for by waiting."""
-        for name, (allowed, rate) in list(self._allowed.items()):
-            self._allowed[name] = (min(allowed + rate * seconds, rate), rate)
-
-    def _tried(
-        self,
-        control: Control,
-        views: EntityViews,
-        view: KeptView,
-        here: Mapping[int, int],
-        passed: float,
-    ) -> int:
+    def _tried(self, control: Control, views: EntityViews, view: KeptView, passed: float) -> int:
         """How many changes one view has applied; its failure is its own (C13)."""
         name, version, error = view.row.name, view.row.version, view.row.error
         if not self._retries.is_due(view.table.name):
             return 0
         try:
             with view_refusals():
-                taken = self._take(views, view, here, passed)
+                taken = self._take(views, view, passed)
         except StatementRefused as refused:
             pause = self._retries.failed(view.table.name, _PAUSES_S)
             reason = f"{_REFUSED}{refused}"
@@ -111,43 +98,22 @@ class Releaser(ViewWorker):
             control.record(name, version, error=None)
         return taken
 
-    def _take(
-        self, views: EntityViews, view: KeptView, here: Mapping[int, int], passed: float
-    ) -> int:
-        """Let one view apply parts while its rate allows, from its partitions in turn."""
-        name, rate = view.table.name, view.plan.rules.per_second
-        if rate is None:
-            # No change is deferred any more: those that still wait are applied at once.
-            allowed, most = inf, PART_CHANGES
-        else:
-            allowed, _ = self._allowed.get(name, (rate * passed, rate))
-            most = min(ceil(rate), PART_CHANGES)  # no more than a second's changes at once
-        store = view_store(self._config.views_dsn, self._config.views.schema_name)
-        core, table = self._kept.core(views), view.table
-        taken, open_ones = 0, _after(sorted(here), self._last.get(name))
-        try:
-            while open_ones and allowed > 0:
-                for partition in list(open_ones):
-                    if allowed <= 0:
-                        break
-                    begun = time.monotonic()
-                    waits = begun - self._taken_at.setdefault(name, begun) > _PATIENCE_S
-                    found = store.take_deferred(core, table, partition, most, waits=waits)
-                    if not found:
-                        open_ones.remove(partition)
-                        continue
-                    allowed, taken = allowed - found, taken + found
-                    self._taken_at[name], self._last[name] = time.monotonic(), partition
-                    time.sleep(self._taken_at[name] - begun)
-        finally:
-            if rate is not None:
-                # What was not used is dropped, but for a second's changes.
-                self._allowed[name] = (min(allowed, rate), rate)
+    def _take(self, views: EntityViews, view: KeptView, passed: float) -> int:
+        """Let one view apply parts while its rate allows, the oldest first."""
+        # Without a rate no change is deferred any more: those that still wait are applied at once.
+        name, rate = view.table.name, view.plan.rules.per_second or inf
+        most = ceil(min(rate, PART_CHANGES))  # no more than a second's changes at once
+        store = PostgresViewStore(self._config.views_dsn, self._config.views.schema_name)
+        core, taken = self._kept.core(views), 0
+        # What was not used is dropped, but for a second's changes.
+        self._due[name] = max(self._due.get(name, self._now - passed), self._now - 1.0)
+        while self._due[name] < self._now:
+            begun = time.monotonic()
+            waits = begun - self._taken_at.setdefault(name, begun) > _PATIENCE_S
+            found = store.take_deferred(core, view.table, most, waits=waits)
+            if not found:
+                break
+            self._due[name], taken = self._due[name] + found / rate, taken + found
+            self._taken_at[name] = time.monotonic()
+            time.sleep(self._taken_at[name] - begun)
         return taken
-
-
-def _after(partitions: list[int], last: int | None) -> list[int]:
-    """The partitions in turn, those after the last one first."""
-    if last is None:
-        return partitions
-    return [p for p in partitions if p > last] + [p for p in partitions if p <= last]

@@ -8,40 +8,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from everstate.errors import HeldOverflow, PositionMoved, StoreSilent, ViewFailed, ViewStoreError
 from everstate.log.positions import Range
+from everstate.pipeline.spark.outcomes import outcome_rows
 from everstate.pipeline.spark.plain_bytes import plain_bytes
 from everstate.views.core import Applied, Failure, apply_range
 from everstate.views.plain import apply_plain
-from everstate.views.stores import view_store
+from everstate.views.stores import PostgresViewStore
 from everstate.views.tables import Core, KeptTable, packed_column, planned_columns
 from everstate.views.trailing import TrailingStore, trail_range
 
-_TEXT: pa.DataType = pa.string()
-_COUNT: pa.DataType = pa.int64()
-_OUTCOME: Final = pa.schema(
-    {
-        "entity": _TEXT,
-        "partition": pa.int32(),
-        "applied": _COUNT,
-        "duplicate": _COUNT,
-        "held": _COUNT,
-        "dead": _COUNT,
-        "failures": _TEXT,
-        "failure": _TEXT,
-        "moved": pa.bool_(),
-        "unjudged": pa.bool_(),
-        "bytes": _COUNT,
-    }
-)
-OUTCOME_DDL: Final = (
-    "entity string, partition int, applied long, duplicate long, held long, dead long, "
-    "failures string, failure string, moved boolean, unjudged boolean, bytes long"
-)
 UNCOMPUTED: Final = "its SQL cannot be computed for this change"
 UNJUDGED: Final = "unjudged"
 """Reason of a record that :func:`~everstate.pipeline.spark.parse.parse` has not checked by its
@@ -96,7 +75,7 @@ class ApplyTask:
             if len(partitions) > 1:
                 mine = changes.filter(pc.equal(changes["partition"], partition))
             outcomes.append(self._outcome(partition, mine, odd=partition in odd))
-        yield pa.RecordBatch.from_pylist(outcomes, schema=_OUTCOME)
+        yield outcome_rows(outcomes)
 
     def _outcome(self, partition: int, changes: pa.Table, *, odd: bool) -> dict[str, Any]:
         outcome: dict[str, Any] = {
@@ -107,6 +86,8 @@ class ApplyTask:
             "partition": partition,
             "bytes": changes.nbytes,
             **dict.fromkeys(("applied", "duplicate", "held", "dead"), 0),
+            "failures": [],
+            "failure": None,
         }
         try:
             done = None if odd else self._apply(partition, changes)
@@ -124,7 +105,7 @@ class ApplyTask:
             "duplicate": done.duplicate,
             "held": done.held,
             "dead": done.dead,
-            "failures": orjson.dumps(failures).decode() if failures else None,
+            "failures": failures,
         }
 
     def _apply(self, partition: int, changes: pa.Table) -> Applied | None:
@@ -135,7 +116,7 @@ class ApplyTask:
             changes, meets = pa.table(columns), partition in self.meets
             given = (self.core, self.view, partition, span, changes)
             return trail_range(self.store, *given, meets=meets)
-        store = view_store(self.dsn, self.schema_name)
+        store = PostgresViewStore(self.dsn, self.schema_name)
         core, changes, failures = without_failed(self.core, changes)
         apply = apply_range if self.judged else apply_plain
         applied = apply(store, core, partition, span, changes)

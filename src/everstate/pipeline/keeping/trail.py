@@ -42,9 +42,10 @@ from everstate.pipeline.keeping.kept import (
 )
 from everstate.pipeline.keeping.plan import planned
 from everstate.pipeline.keeping.publish import ViewPublisher, composed_waiting
-from everstate.pipeline.keeping.task import OUTCOME_DDL, UNCOMPUTED, ApplyTask
+from everstate.pipeline.keeping.task import UNCOMPUTED, ApplyTask
 from everstate.pipeline.keeping.turns import Turns
 from everstate.pipeline.spark.functions import leaving_a_slot, sharing_slots, ship_functions
+from everstate.pipeline.spark.outcomes import OUTCOME, outcomes_of
 from everstate.pipeline.spark.progress import progress
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import fair_spans
@@ -288,8 +289,8 @@ class Trailer(ViewWorker):
         with spark_errors(f"view {view.row.name}"), sharing as parsed:
             # A job that ends by an error takes its worker of Python with it, and the core's next
             # task would have to prepare another one's session for all views that ride.
-            job = planned(parsed, mine, caught=True).mapInArrow(task, OUTCOME_DDL)
-            outcomes = job.collect()
+            job = planned(parsed, mine, caught=True).mapInArrow(task, OUTCOME)
+            outcomes = outcomes_of(job)
             if any(UNCOMPUTED in (o["failure"] or "") for o in outcomes):
                 # Fails without a worker, and says why.
                 planned(parsed, mine).write.format("noop").mode("append").save()

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -21,6 +20,7 @@ from pyspark.sql import functions as F
 
 from everstate.pipeline.proof.row_texts import copied_as, fragments, joined, kept_fragments
 from everstate.pipeline.reports import DIFFERENCES_MAX, RowDifference
+from everstate.pipeline.spark.outcomes import OUTCOME, outcome_rows, outcomes_of
 from everstate.postgres import SharedSnapshot
 from everstate.views.stores import VersionedStore
 from everstate.views.tables import KeptTable
@@ -31,8 +31,7 @@ _COPIED_BYTES = 8 << 20
 """Kept rows are read in pieces of about this size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Outcome of one comparison; hashes do not depend on the order of rows."""
 
     expected_rows: int
@@ -66,7 +65,20 @@ class KeptRows:
 
     def read(self, schema: pa.Schema, bucket: int, buckets: int) -> Iterator[list[pa.Array]]:
         """Texts of the columns of the kept rows of a bucket, some thousand rows at a time."""
-        return _read_kept(self, schema, bucket, buckets)
+        names = [f"c{place}" for place in range(len(schema))]
+        columns = [copied_as(c, f.name, f.type) for c, f in zip(names, schema, strict=True)]
+        query = f"SELECT {', '.join(columns)} FROM ({self.query}) AS kept({', '.join(names)})"
+        if self.is_divided:
+            query += f" WHERE ('x' || substr(md5(c0), 1, 4))::bit(16)::int % {buckets} = {bucket}"
+        texts = pa.schema([(name, pa.string()) for name in names])
+        with self.snapshot.joined() as connection, connection.cursor() as cursor:
+            connection.execute("SET LOCAL DateStyle = ISO")
+            with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv)".encode()) as rows:
+                for table in _tables(rows, texts):
+                    yield [
+                        kept_fragments(field.name, field.type, column.combine_chunks())
+                        for field, column in zip(schema, table.columns, strict=True)
+                    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +93,6 @@ class RowsElsewhere:
         """Texts of the columns of all rows, some thousand rows at a time."""
         for batch in self.store.read(self.table, schema):
             yield [fragments(f.name, c) for f, c in zip(schema, batch.columns, strict=True)]
-
-
-_COUNT: pa.DataType = pa.int64()
-_TEXT: pa.DataType = pa.string()
-OUTCOME = pa.schema(
-    {
-        "expected_rows": _COUNT,
-        "kept_rows": _COUNT,
-        "expected_hash": _TEXT,
-        "kept_hash": _TEXT,
-        "different_rows": _COUNT,
-        "differences": _TEXT,
-    }
-)
-_OUTCOME_DDL = (
-    "expected_rows long, kept_rows long, expected_hash string, kept_hash string, "
-    "different_rows long, differences string"
-)
 
 
 def compare(
@@ -128,8 +122,7 @@ def compare(
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _compare_task(batches, kept, key_columns, buckets)
 
-    outcomes = tasks.mapInArrow(run, _OUTCOME_DDL).collect()
-    return _merge(outcomes)
+    return _merge(outcomes_of(tasks.mapInArrow(run, OUTCOME)))
 
 
 def _compare_task(
@@ -153,7 +146,7 @@ def _compare_task(
     for number, rows in waiting.items():
         found = _compare_bucket(rows, kept.read(schema, number, buckets), key_columns)
         outcomes.append(found)
-    yield pa.RecordBatch.from_pylist(outcomes, schema=OUTCOME)
+    yield outcome_rows(outcomes)
 
 
 def _texts(
@@ -218,28 +211,8 @@ def _compare_bucket(
         "expected_hash": f"{expected_hash % _MODULUS:016x}",
         "kept_hash": f"{kept_hash % _MODULUS:016x}",
         "different_rows": different,
-        "differences": orjson.dumps(found).decode(),
+        "differences": found,
     }
-
-
-def _read_kept(
-    kept: KeptRows, schema: pa.Schema, bucket: int, buckets: int
-) -> Iterator[list[pa.Array]]:
-    """Texts of the columns of the kept rows of a bucket, some thousand rows at a time."""
-    names = [f"c{place}" for place in range(len(schema))]
-    columns = [copied_as(c, f.name, f.type) for c, f in zip(names, schema, strict=True)]
-    query = f"SELECT {', '.join(columns)} FROM ({kept.query}) AS kept({', '.join(names)})"
-    if kept.is_divided:
-        query += f" WHERE ('x' || substr(md5(c0), 1, 4))::bit(16)::int % {buckets} = {bucket}"
-    texts = pa.schema([(name, pa.string()) for name in names])
-    with kept.snapshot.joined() as connection, connection.cursor() as cursor:
-        connection.execute("SET LOCAL DateStyle = ISO")
-        with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv)".encode()) as rows:
-            for table in _tables(rows, texts):
-                yield [
-                    kept_fragments(field.name, field.type, column.combine_chunks())
-                    for field, column in zip(schema, table.columns, strict=True)
-                ]
 
 
 def _tables(copied: Iterable[Any], texts: pa.Schema) -> Iterator[pa.Table]:
@@ -281,7 +254,7 @@ def _merge(outcomes: Sequence[Any]) -> Comparison:
     differences = [
         RowDifference(key, wanted, kept)
         for outcome in outcomes
-        for key, wanted, kept in orjson.loads(outcome["differences"])
+        for key, wanted, kept in outcome["differences"]
     ]
 
     def total(name: str) -> str:

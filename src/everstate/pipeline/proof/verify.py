@@ -40,8 +40,7 @@ from everstate.pipeline.batch.rows import (
     batch_rows,
 )
 from everstate.pipeline.batch.rules import taken_by
-from everstate.pipeline.derive.verify import verify_topic
-from everstate.pipeline.keeping.spans import ArchivedOffsets
+from everstate.pipeline.derive.verify import not_archived, verify_topic
 from everstate.pipeline.proof.as_read import ROWS_MAX, is_plain, read_differently
 from everstate.pipeline.proof.compare import Comparison, KeptRows, RowsElsewhere, compare
 from everstate.pipeline.reports import (
@@ -59,7 +58,7 @@ from everstate.views.control import Control, ViewVersion, opened_control
 from everstate.views.control.deferring import deferred_offsets
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.kind import identifiers
-from everstate.views.misfits import Misfit
+from everstate.views.misfits import Misfit, slashed
 from everstate.views.plan import plan_of
 from everstate.views.project import Project, kept_always
 from everstate.views.stores import ViewTables, versioned_store
@@ -240,7 +239,7 @@ class _Verifier:
         begun = time.monotonic()
         entities = sorted({entity for _, entity, _ in reads})
         shared = ViewReport("", 0, "", "holds")
-        if reasons := tuple(why for each in entities for why in self._not_archived(each)):
+        if reasons := tuple(why for each in entities for why in not_archived(self._config, each)):
             shared = replace(shared, outcome="not compared", not_compared=reasons)
             for row, _ in views:
                 yield replace(shared, name=row.name, version=row.version, entity=row.entity)
@@ -271,12 +270,6 @@ class _Verifier:
                 mine = replace(shared, name=row.name, version=row.version, entity=row.entity)
                 report = self._reported(mine, row, plan, inputs)
                 yield replace(report, seconds=time.monotonic() - began + share_s)
-
-    def _not_archived(self, entity: str) -> tuple[str, ...]:
-        """Why views of an entity type cannot be compared at all; empty when they can."""
-        if ArchivedOffsets(self._config).of(entity).is_whole:
-            return ()
-        return (f"{entity}: its archive lacks the first changes of the log",)
 
     @contextmanager
     def _shared(
@@ -380,8 +373,14 @@ class _Verifier:
         archive = read_archive(self._spark, self._config, entity_type)
         found = self._newest(row, archive.where(~before(position)), keys)
         latest = self._control.table(physical(latest_of(row.entity)))
-        query = f'SELECT key, version, generation, partition, "offset" FROM {latest} '
-        accepted = self._control.run(query + "WHERE key = ANY(%s)", (list(keys),))
+        # A change that was held counts where it was released.
+        query = (
+            f'SELECT key, version, generation, partition, "offset" FROM {latest} '
+            "WHERE key = ANY(%(keys)s) UNION ALL SELECT key, version, generation, partition, "
+            "released_at FROM {held} WHERE entity = %(entity)s AND key = ANY(%(keys)s) "
+            "AND released_at IS NOT NULL"
+        )
+        accepted = self._control.run(query, {"keys": list(keys), "entity": row.entity})
         for key, version, generation, partition, offset in accepted:
             if offset >= position.get((generation, partition), 0):
                 found[key] = max(version, found.get(key, 0))
@@ -469,13 +468,12 @@ def _with_result(
     return replace(
         report,
         outcome=report.outcome if result.holds and not read else "differs",
-        expected_rows=result.expected_rows,
-        kept_rows=result.kept_rows,
-        expected_hash=result.expected_hash,
-        kept_hash=result.kept_hash,
-        different_rows=result.different_rows + len(read),
-        differences=(*result.differences, *read[:DIFFERENCES_MAX]),
         as_read=as_read,
+        **{
+            **result._asdict(),
+            "different_rows": result.different_rows + len(read),
+            "differences": (*result.differences, *read[:DIFFERENCES_MAX]),
+        },
     )
 
 
@@ -531,13 +529,9 @@ def _misfits(entity: str, found: DataFrame) -> tuple[str, ...]:
             row.field,
             row.schema_version,
             row["count"],
-            _slashed(row["first"]),
-            _slashed(row["last"]),
+            slashed(row["first"]),
+            slashed(row["last"]),
         )
         for row in counted.orderBy("field", "schema_version").collect()
     ]
     return tuple(f"{entity}: {each.text}" for each in misfits)
-
-
-def _slashed(place: Sequence[int]) -> str:
-    return "/".join(map(str, place))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from everstate.config import Config
@@ -96,28 +97,22 @@ class Answers(Worker):
             control.answer(request.id, "done", {"reports": reports, "promoted": promoted})
         except SparkLost:
             raise  # another pipeline takes the request again
-        except EverstateError as error:
-            if isinstance(error, StatementRefused):
-                logger.exception("request: %s failed", request.verb)
-            problem = {
-                "error": type(error).__name__,
-                "message": error.message,
-                "advice": error.advice,
-            }
-            control.answer(request.id, "failed", problem)
         except Exception as error:
             # The client gets it: raised here, it would end this part at each new attempt.
-            logger.exception("request: %s failed", request.verb)
-            problem = {
-                "error": type(error).__name__,
-                "message": f"{request.verb} failed in the pipeline: {error!r}",
-                "advice": "The log of the pipeline shows where.",
-            }
+            reason: tuple[str, str | None] = (
+                f"{request.verb} failed in the pipeline: {error!r}",
+                "The log of the pipeline shows where.",
+            )
+            if isinstance(error, EverstateError):
+                reason = error.message, error.advice
+            if isinstance(error, StatementRefused) or not isinstance(error, EverstateError):
+                logger.exception("request: %s failed", request.verb)
+            problem = {"error": type(error).__name__, "message": reason[0], "advice": reason[1]}
             control.answer(request.id, "failed", problem)
 
     def _query(self, asked: Mapping[str, Any], on_progress: OnProgress) -> dict[str, Any]:
         """Compute a view as it was; the requester finds the result in the project's data folder."""
-        moment = Moment.of(asked["moment"])
+        moment = msgspec.convert(asked["moment"], Moment)
         Queries(self._config, self._project).compute(
             self._spark, asked["view"], moment, on_progress
         )

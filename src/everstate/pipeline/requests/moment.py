@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -33,19 +32,3 @@ class Moment:
                 raise InvalidQuery(f"{moment.isoformat()}: {fault}.")
             # In UTC: Arrow has no offsets with seconds, and equal times have one cached result.
             object.__setattr__(self, name, moment.astimezone(UTC))
-
-    def note(self) -> dict[str, str | None]:
-        """The moment as plain values, for a database table."""
-        at, recorded = (
-            None if moment is None else moment.isoformat() for moment in (self.at, self.recorded_at)
-        )
-        return {"at": at, "recorded_at": recorded, "position": self.position}
-
-    @classmethod
-    def of(cls, note: Mapping[str, str | None]) -> Moment:
-        """The moment from the values of :meth:`note`."""
-        at, recorded = (
-            None if (text := note[name]) is None else datetime.fromisoformat(text)
-            for name in ("at", "recorded_at")
-        )
-        return cls(at, recorded, note["position"])

@@ -155,7 +155,7 @@ class Past:
 
     @staticmethod
     def _changes(accepted: DataFrame) -> DataFrame:
-        return accepted.select(*(F.col(name).alias(_named(name)) for name in _OF_CHANGE))
+        return accepted.select(*_OF_CHANGE).withColumnRenamed("id", "change_id")
 
     def _accepted(self, entity: str) -> DataFrame:
         entity = self._known(entity)
@@ -193,7 +193,3 @@ class Past:
         if entity not in self._project.entities:
             raise UnknownEntity(entity, tuple(self._project.entities))
         return entity
-
-
-def _named(column: str) -> str:
-    return "change_id" if column == "id" else column

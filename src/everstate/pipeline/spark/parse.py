@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from everstate.changes import EntityType, Kind
+from everstate.changes import PROVENANCE_FIELDS, EntityType, Kind
 from everstate.changes.moments import FINER
 from everstate.pipeline.spark.exact import is_doubtful, is_exact, texts_schema
 from everstate.pipeline.spark.states import (
@@ -62,18 +62,7 @@ _TRANSACTION: Final = StructType(
     ]
 )
 _PROVENANCE: Final = StructType(
-    [
-        StructField(name, StringType())
-        for name in (
-            "apiVersion",
-            "serviceName",
-            "identifier",
-            "actor",
-            "reason",
-            "correlationId",
-            "causationId",
-        )
-    ]
+    [StructField(name, StringType()) for name in PROVENANCE_FIELDS.values()]
 )
 _HEADERS: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])

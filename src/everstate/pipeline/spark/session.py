@@ -244,7 +244,8 @@ def session_settings(config: Config) -> dict[str, str]:
     if config.pipeline.master.startswith("local"):
         # On the JVM's class path from the start: only then its class archive can contain them.
         own = {**_LOCAL, "spark.driver.extraClassPath": os.pathsep.join(jars)}
-        java_options += class_archive_options(config, "spark", [*jars, *_jars_of_spark()])
+        of_spark = sorted(map(str, Path(pyspark.__file__).parent.glob("jars/*.jar")))
+        java_options += class_archive_options(config, "spark", [*jars, *of_spark])
     else:
         own = {**_CLUSTER, "spark.jars": ",".join(jars)}
     return {
@@ -256,10 +257,6 @@ def session_settings(config: Config) -> dict[str, str]:
         **options,
         **_FIXED,
     }
-
-
-def _jars_of_spark() -> list[str]:
-    return sorted(str(path) for path in Path(pyspark.__file__).parent.glob("jars/*.jar"))
 
 
 @contextmanager

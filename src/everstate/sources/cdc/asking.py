@@ -20,6 +20,7 @@ from everstate.changes.keys import EntityKey
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import EverstateError
+from everstate.retrying import Retries
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.snapshots import Signalled, signal_keys
@@ -35,6 +36,8 @@ KEYS_MAX: Final = 200
 AGAIN_S: Final = 30.0
 """Seconds until a key that still waits is requested again; doubled each time."""
 AGAIN_S_MAX: Final = 600.0
+_AWAY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, AGAIN_S_MAX)
+"""Seconds until a database that could not be signalled is asked again."""
 _EVERY_S: Final = 1.0
 _JOIN_S: Final = 5.0
 
@@ -68,8 +71,7 @@ class Asker:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._pause_s = _EVERY_S
-        self._not_before_s = 0.0
+        self._retries = Retries(clock=clock)
         self._has_warned = False
 
     @property
@@ -94,11 +96,8 @@ class Asker:
 
     def renew(self, held: Mapping[EntityKey, HeldEntity]) -> None:
         """Replace the list of held entities; keys that were requested and still wait are kept."""
-        with self._lock:
-            for entity in self._wishes.keys() - held.keys():
-                del self._wishes[entity]
-        for entity, one in held.items():
-            self.note(entity, one)
+        for entity in {**self._wishes, **held}:
+            self.note(entity, held.get(entity))
 
     def note(self, entity: EntityKey, held: HeldEntity | None) -> None:
         """Update one held entity; ``None``: no row of it is held any more."""
@@ -120,16 +119,20 @@ class Asker:
         Out: how many keys were requested. After a failure it pauses, each time for longer.
         """
         now_s = self._clock()
-        if self._ask is None or now_s < self._not_before_s:
+        if self._ask is None or not self._retries.is_due(self._name):
             return 0
         count = 0
         for table, wishes in self._due(now_s).items():
             try:
                 signalled = self._ask(table, [wish.columns for wish in wishes])
             except EverstateError as error:
-                self._put_off(table, error)
+                pause_s = self._retries.failed(self._name, _AWAY_S)
+                logger.warning(
+                    "capture %s: a snapshot of keys of %s is asked for in %.0f s: %s",
+                    *(self._name, table, pause_s, error),
+                )
                 break
-            self._pause_s = _EVERY_S
+            self._retries.forget(self._name)
             count += self._note_asked(table, wishes, signalled)
         return count
 
@@ -154,7 +157,11 @@ class Asker:
             wait_s = AGAIN_S_MAX if is_refused else AGAIN_S * 2.0 ** min(wish.asks, 10)
             wish.due_s = now_s + min(AGAIN_S_MAX, wait_s)
             if is_refused and wish.asks == 0:
-                self._tell_refused(table, wish, signalled.refused[index], len(signalled.refused))
+                logger.warning(
+                    "capture %s: no snapshot can be asked for of %s %s, one of %d keys: %s",
+                    *(self._name, table, dict(wish.columns), len(signalled.refused)),
+                    signalled.refused[index],
+                )
             wish.asks += 1
         count = len(wishes) - len(signalled.refused)
         if count:
@@ -164,21 +171,6 @@ class Asker:
                 *(self._name, count, table, signalled.id),
             )
         return count
-
-    def _tell_refused(self, table: str, wish: _Wish, reason: str, count: int) -> None:
-        logger.warning(
-            "capture %s: no snapshot can be asked for of %s %s, one of %d keys: %s",
-            *(self._name, table, dict(wish.columns), count, reason),
-        )
-
-    def _put_off(self, table: str, error: EverstateError) -> None:
-        """Wait longer each time; the keys stay due."""
-        self._not_before_s = self._clock() + self._pause_s
-        logger.warning(
-            "capture %s: a snapshot of keys of %s is asked for in %.0f s: %s",
-            *(self._name, table, self._pause_s, error),
-        )
-        self._pause_s = min(AGAIN_S_MAX, self._pause_s * 2)
 
     def _warn_once(self, held: HeldEntity) -> None:
         if self._has_warned:

@@ -49,9 +49,7 @@ from everstate.sources.cdc.mariadb_unseen import look_at
 from everstate.sources.cdc.misread import ColumnCheck
 from everstate.sources.cdc.notifications import (
     first_of,
-    first_snapshot,
     notifications,
-    tell_begun,
     unread_of,
 )
 from everstate.sources.cdc.postgres import PostgresDatabase
@@ -192,15 +190,11 @@ class Capturing(CaptureConnector):
         return Added(self.capture.name, self.names.connector, tuple(steps), self.names.raw_log)
 
     def bring_up_to_date(self) -> bool:
-        """Give a connector of an earlier version what cleaning needs; out: whether it lacked it.
+        """Give a connector of an earlier version the settings of its sessions; out: whether it did.
 
-        Sessions of PostgreSQL get fixed settings. Raises Unavailable.
+        Raises Unavailable.
         """
-        try:
-            found = self._connect.config(self.names.connector)
-            if is_current(found, self.capture):
-                return False
-        except NoSuchConnector:
+        if (found := self._found()) is None or is_current(found, self.capture):
             return False
         self.add(wait_s=0.0)
         return True
@@ -211,13 +205,10 @@ class Capturing(CaptureConnector):
         ``renew``: write the next mark into a database that is read (:mod:`replaced`), and leave out
         a table that is misread. Nothing is compared while there is no connector.
         """
-        if not self.has_connect:
+        settings = self._found() if self.has_connect else None
+        if settings is None:
             return
-        try:
-            position = self._connect.offset(self.names.connector)
-            settings = self._connect.config(self.names.connector)
-        except NoSuchConnector:
-            return
+        position = self._connect.offset(self.names.connector)
         with self.database() as database:
             try:
                 found = self._checked(database, position, settings)
@@ -533,8 +524,6 @@ class Capturing(CaptureConnector):
             # Tables of one that resumes are compared with what they were when they were read.
             read = fingerprints(self.capture, self.entities, None if mark is None else database)
             write_source(self._config, self.names, identity, epoch, mark, *read, may_delete)
-            if mark is not None and snapshot:
-                tell_begun(self._config, self.names)
         self._put(self._connect.put, settings)
         if is_new and (was_read or found is not None):
             self._connect.resume(connector)
@@ -595,5 +584,5 @@ class Capturing(CaptureConnector):
         """Whether a session reads the log, or a first snapshot is under way, which comes first."""
         if database.standing({}).connected:
             return True
-        tables = len(self.capture.captured_tables)
-        return first_snapshot(self._config, self.names, tables).under_way
+        steps = notifications(self._config, self.names)
+        return first_of(steps, len(self.capture.captured_tables)).under_way

@@ -51,7 +51,13 @@ from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of
 from everstate.sources.cdc.restoring import Restoring
 from everstate.sources.cdc.showing import CaptureMetrics
-from everstate.sources.cdc.states import States, held_name, held_rows_of, older_rows_of
+from everstate.sources.cdc.states import (
+    States,
+    forget_image,
+    held_name,
+    held_rows_of,
+    older_rows_of,
+)
 from everstate.sources.cdc.stream import (
     Counting,
     EndedSnapshot,
@@ -179,7 +185,6 @@ class Cleaning:
         if self._slot is None:
             # A process that was fenced may still run, and have its copy open.
             self._slot = Slot(self._folder)
-            self._folder.with_name(f"{self._folder.name}.sqlite").unlink(missing_ok=True)
         self._copy, read = self._restoring.open(self._slot.path, self._batch)
         copy = self._copy
         for entity in self._restoring.lost(copy):
@@ -189,7 +194,10 @@ class Cleaning:
         self._held = {}
         for value in held_rows_of(copy):
             held = HeldEntity.decode(value)
-            self._held[held.entity, held.key] = held
+            if held.is_over:
+                forget_image(copy, held.entity, held.key)
+            else:
+                self._held[held.entity, held.key] = held
         self._position(copy)
         rows = dict(self._note.rows)
         for table, count in held_rows(self._held.values()).items():

@@ -25,8 +25,8 @@ from everstate.sources.cdc.reading import (
     RawReader,
     RefusedRow,
     SourceIdentity,
-    TransactionProvenance,
 )
+from everstate.sources.cdc.rows import TransactionProvenance
 
 WHOLE: Final = 0
 """A row whose state after is whole, or that was deleted; all of it is in plain columns."""

@@ -13,7 +13,7 @@ import msgspec
 
 from everstate.changes import Kind
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
-from everstate.sources.cdc.rows import SNAPSHOT, is_after, is_same
+from everstate.sources.cdc.rows import SNAPSHOT, is_after
 
 _decode = msgspec.json.decode
 _decode_position = msgspec.json.Decoder(dict[str, list[int | str]]).decode
@@ -36,7 +36,7 @@ class Known(msgspec.Struct, frozen=True, gc=False):
 
     version: int
     image: bytes
-    """Its state; when ``is_deleted``, the last one it had."""
+    """Its state; when ``is_deleted``, the last one it had, or empty if that was uncertain."""
     is_deleted: bool
     place: bytes = b""
     """Source position of its newest change, as JSON; empty if the source gave none."""
@@ -129,8 +129,7 @@ def was_read(position: Mapping[str, list[int | str]], known: Known) -> bool:
     for scheme, place in position.items():
         if scheme.startswith(SNAPSHOT) and (other := newest.get(scheme[len(SNAPSHOT) :])):
             return place < other
-    later = is_after(position, newest)  # type: ignore[arg-type]
-    return later is False and not is_same(position, newest)  # type: ignore[arg-type]
+    return is_after(newest, position) is True  # type: ignore[arg-type]
 
 
 def is_settling(row: CleanRow) -> bool:
@@ -213,7 +212,7 @@ def _base(
             return None
         if is_after(old.position, row.position):  # type: ignore[arg-type]
             return None
-        return old.image
+        return old.image or None
     if row.before is not None:
         return row.before
     if known is None or known.is_deleted or is_unsure:

@@ -302,7 +302,7 @@ class CaptureComposer:
         data = event.data if isinstance(event.data, dict) else {}
         transaction = None
         if block is not None:
-            transaction = SourceTransaction(id=block[0], index=block[1], count=block[2])
+            transaction = SourceTransaction(*block)
         own: Change[Any] = Change(
             id=name,
             entity=entity,

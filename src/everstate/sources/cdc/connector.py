@@ -89,10 +89,7 @@ class CaptureConnector:
         """
         if self._url is None:
             return None
-        try:
-            state, task, reason = self._states()
-        except NoSuchConnector:
-            return None
+        state, task, reason = self._connector_states()
         has_failed = state == "FAILED" or (state == "RUNNING" and task == "FAILED")
         return (self._safe(reason) or "the connector gave no reason") if has_failed else None
 
@@ -203,9 +200,7 @@ class CaptureConnector:
 
     def _delete_connector(self, *, forget: bool) -> SetupStep:
         name = self.names.connector
-        try:
-            self._connect.config(name)
-        except NoSuchConnector:
+        if self._found() is None:
             return SetupStep(f"connector {name}", "there")
         if forget:
             self._connect.stop(name)

@@ -141,7 +141,7 @@ def connector_settings(
         "name": names.connector,
         "connector.class": CLASSES[capture.kind],
         "tasks.max": "1",
-        "topic.prefix": names.topic_prefix,
+        "topic.prefix": names.raw_log,
         "database.hostname": address.host,
         "database.port": str(address.port),
         "database.user": address.user,
@@ -297,10 +297,10 @@ def _transforms(capture: Capture, names: CaptureNames, own: OwnTables) -> dict[s
     go to a topic of their own, for those who follow snapshots and clean nothing.
     """
     kinds = {
-        TRANSACTION: re.escape(f"{names.topic_prefix}.transaction"),
-        MESSAGE: re.escape(f"{names.topic_prefix}.message"),
-        HEARTBEAT: re.escape(f"{names.heartbeat_prefix}.{names.topic_prefix}"),
-        SCHEMA: re.escape(names.topic_prefix),
+        TRANSACTION: re.escape(f"{names.raw_log}.transaction"),
+        MESSAGE: re.escape(f"{names.raw_log}.message"),
+        HEARTBEAT: re.escape(f"{names.heartbeat_prefix}.{names.raw_log}"),
+        SCHEMA: re.escape(names.raw_log),
     }
     chain, settings = (
         ["own"],
@@ -340,7 +340,7 @@ def _transforms(capture: Capture, names: CaptureNames, own: OwnTables) -> dict[s
 
 def _pattern(names: CaptureNames, table: str) -> str:
     """Expression for the topic that the connector itself gives a table."""
-    return rf"{re.escape(names.topic_prefix)}\.{re.escape(table)}"
+    return rf"{re.escape(names.raw_log)}\.{re.escape(table)}"
 
 
 def is_current(settings: Mapping[str, str], capture: Capture) -> bool:

@@ -19,26 +19,17 @@ Converter = Callable[[Any], Any]
 FieldUnit = Literal["days", "times"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_ZERO: Final = date(1970, 1, 1)
-_OUTSIDE: Final = (
-    "{value} is infinity, or a time outside of the years 1 to 9999; types={{…}} of its table can"
-    " say what the field has instead"
-)
+_INSTEAD: Final = "types={…} of its table can say what the field has instead"
+_OUTSIDE: Final = "is infinity, or a time outside of the years 1 to 9999"
 _GREGORIAN_US: Final = -12_219_292_800_000_000
 """15 October 1582 in microseconds since 1970. Before it Debezium writes the times in an array by
 the Julian calendar, and single times by the Gregorian one, as PostgreSQL has both."""
 _OTHER_CALENDAR: Final = (
-    "{value} is a time before 15 October 1582, which Debezium writes by another calendar in an"
-    " array; types={{…}} of its table can say what the field has instead"
+    "is a time before 15 October 1582, which Debezium writes by another calendar in an array"
 )
 _DAY: Final = timedelta(days=1)
-_NO_DAY: Final = (
-    "{value} has a time of day, which a date cannot hold; types={{…}} of its table can say what the"
-    " field has instead"
-)
-_FINER: Final = (
-    "{value} has parts of a microsecond, which no field can hold; types={{…}} of its table can say"
-    " what the field has instead"
-)
+_NO_DAY: Final = "has a time of day, which a date cannot hold"
+_FINER: Final = "has parts of a microsecond, which no field can hold"
 _EPOCHS: Final = (0, "1970-01-01T00:00:00Z")
 _ZERO: Final = (
     "{value} is 1970-01-01, or a date with month 0 or day 0, for which Debezium writes it;"
@@ -58,7 +49,7 @@ _JAVA_NAME: Final = (
     " types={{…}} of its table says which: 'text' or 'numeric'"
 )
 _INNER: Final = re.compile(r"\[+(L[\w.$]+;|[A-Z])@[0-9a-f]+$")
-_NESTED: Final = "Debezium cannot read; types={…} of its table can say what the field has instead"
+_NESTED: Final = "a nested array, which Debezium cannot read"
 _decode_json: Final = msgspec.json.Decoder(float_hook=Decimal).decode
 """Numbers with a fraction keep all their digits until the model has its say."""
 _EXACT: Final = Context(prec=MAX_PREC)
@@ -124,7 +115,7 @@ def _json_of(convert: Converter | None, are_times: bool) -> Converter:
         if are_times:
             for each in value:
                 if each.__class__ is int and each < _GREGORIAN_US:
-                    raise Unreadable(_OTHER_CALENDAR.format(value=each))
+                    raise _refusal(each, _OTHER_CALENDAR)
         return [convert(each) for each in value]
 
     return elements
@@ -168,9 +159,9 @@ def unnested(convert: Converter) -> Converter:
     def checked(value: Any) -> Any:
         if value.__class__ is list and value:
             if all(each is None for each in value):
-                raise Unreadable(f"{value} may have been a nested array, which {_NESTED}")
+                raise _refusal(value, f"may have been {_NESTED}")
             if any(each.__class__ is str and _INNER.match(each) for each in value):
-                raise Unreadable(f"it is a nested array, which {_NESTED}")
+                raise _refusal("it", f"is {_NESTED}")
         return convert(value)
 
     return checked
@@ -192,13 +183,18 @@ def _is_naive(field: FieldTree) -> bool:
     return any(not each.is_zoned for each in field.choices)
 
 
+def _refusal(value: object, why: str) -> Unreadable:
+    """Why a value cannot be converted, and what can be done about it."""
+    return Unreadable(f"{value} {why}; {_INSTEAD}")
+
+
 def _days(value: Any) -> Any:
     if value.__class__ is not int:
         return value
     try:
         return _DAY_ZERO + timedelta(days=value)
     except OverflowError as cause:
-        raise Unreadable(_OUTSIDE.format(value=value)) from cause
+        raise _refusal(value, _OUTSIDE) from cause
 
 
 def _time(unit: str, *, naive: bool, day: bool) -> Converter:
@@ -207,22 +203,22 @@ def _time(unit: str, *, naive: bool, day: bool) -> Converter:
             return fitting(value)
         if value.__class__ is not int:
             if value in _INFINITIES or (value.__class__ is str and value[:1] in _SIGNS):
-                raise Unreadable(_OUTSIDE.format(value=value))
+                raise _refusal(value, _OUTSIDE)
             return value
         micros, finer = divmod(value, 1_000) if unit == "ns" else (value * _UNITS[unit], 0)
         if finer:
-            raise Unreadable(_FINER.format(value=value))
+            raise _refusal(value, _FINER)
         try:
             at = _EPOCH + timedelta(microseconds=micros)
         except OverflowError as cause:
-            raise Unreadable(_OUTSIDE.format(value=value)) from cause
+            raise _refusal(value, _OUTSIDE) from cause
         return fitting(at)
 
     def fitting(at: datetime) -> date | datetime:
         """The time as the field has it."""
         if day:
             if (at - _EPOCH) % _DAY:
-                raise Unreadable(_NO_DAY.format(value=at.isoformat()))
+                raise _refusal(at.isoformat(), _NO_DAY)
             return at.date()
         return at.replace(tzinfo=None) if naive else at
 

@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -105,7 +105,7 @@ class DatabaseChecks(Protocol):
     def everything(self) -> list[Finding]:
         """What is found of each setting, right and object that the connector needs."""
 
-    def tables(self) -> list[Finding]:
+    def tables(self) -> Iterable[Finding]:
         """What is found of the captured tables: can each be captured correctly, and written."""
 
     def slot(self) -> list[Finding]:
@@ -165,7 +165,7 @@ class CapturedDatabase(ABC):
     def check_tables(self) -> list[Finding]:
         """Check only the captured tables: can each be captured correctly, and stay writable."""
         with self._translated("checking the tables"):
-            return self._checks().tables()
+            return list(self._checks().tables())
 
     @abstractmethod
     def _checks(self) -> DatabaseChecks:
@@ -262,30 +262,25 @@ class CapturedDatabase(ABC):
             self._execute(insert, signal_id, kind, data)
             self._execute(f"DELETE FROM {table} WHERE id LIKE 'everstate-%'")
 
-    def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
-        """SQL condition that holds for the rows with those keys, each in brackets.
+    def condition(self, table: str, key: Key, *, is_raw: bool = False) -> str:
+        """SQL condition, in brackets, that holds for the row with this key.
 
         The key is the declared one, or else the primary key. ``is_raw``: values are as the raw
-        topics have them, such as a date in days. Raises InvalidCapture when a key does not fit the
-        table.
+        topics have them, such as a date in days. Raises InvalidCapture when the key does not fit
+        the table. Cost: one or two round trips.
         """
+        parts = []
         with self._translated("reading the key"):
             columns = self._key(table)
-            return " OR ".join(self._row_condition(table, columns, key, is_raw) for key in keys)
-
-    def _row_condition(
-        self, table: str, columns: Sequence[Mapping[str, Any]], key: Key, is_raw: bool
-    ) -> str:
-        values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
-        parts = []
-        for column, value in zip(columns, values, strict=True):
-            name, kind = str(column["name"]), str(column["type"])
-            try:
-                literal = self._literal(value, kind, is_raw)
-            except (TypeError, ValueError) as cause:
-                reason = f"{table}: {name} is of type {kind}, not {value!r}"
-                raise InvalidCapture(self._capture.name, reason) from cause
-            parts.append(f"{quoted_name(name, self.sign)} = {literal}")
+            values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
+            for column, value in zip(columns, values, strict=True):
+                name, kind = str(column["name"]), str(column["type"])
+                try:
+                    literal = self._literal(value, kind, is_raw)
+                except (TypeError, ValueError) as cause:
+                    reason = f"{table}: {name} is of type {kind}, not {value!r}"
+                    raise InvalidCapture(self._capture.name, reason) from cause
+                parts.append(f"{quoted_name(name, self.sign)} = {literal}")
         return f"({' AND '.join(parts)})"
 
     @abstractmethod
@@ -346,6 +341,12 @@ def verdict(
     if is_well:
         return Finding(name, "ok", found)
     return Finding(name, "fail", found, statements, advice)
+
+
+def no_table(table: str) -> Finding:
+    """The failure of a captured table that does not exist."""
+    advice = "Correct the declaration, or make the table."
+    return Finding(f"table {table}", "fail", "there is none of that name", advice=advice)
 
 
 def signal_snapshot(

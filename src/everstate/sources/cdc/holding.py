@@ -10,7 +10,6 @@ import base64
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -36,8 +35,6 @@ from everstate.sources.cdc.rows import SNAPSHOT, behind, is_after
 from everstate.sources.cdc.states import known_row, state_name
 
 REFUSED: Final = "a row was refused"
-GONE: Final = "deleted while its state was uncertain"
-"""A row that gets its key from it (``moved_from``) cannot be completed with its last state."""
 LOST: Final = "raw rows were deleted before they were cleaned"
 _UNPLACED: Final = "unplaced"
 """Scheme of the position of states that came without one: 1 for the oldest; 0 is before all."""
@@ -47,7 +44,7 @@ HELD = "held"
 _decode_row = unpacker(CleanRow)
 
 
-class HeldEntity(msgspec.Struct):
+class HeldEntity(msgspec.Struct, rename="camel"):
     """The held rows of one entity, oldest first, and why the first one waits.
 
     Without rows: a row of the entity was refused, and its state is uncertain until a whole row
@@ -72,10 +69,13 @@ class HeldEntity(msgspec.Struct):
     """Of each row that was refused or lost behind held ones: how many of these come after it."""
 
     @property
+    def is_over(self) -> bool:
+        """Whether it is an entry of a deleted entity, which 938d90e wrote for some seconds."""
+        return not self.rows and self.reason == "deleted while its state was uncertain"
+
+    @property
     def needs_snapshot(self) -> bool:
         """Whether a snapshot of its key would make its state certain again."""
-        if self.reason == GONE and not self.rows:
-            return False
         return self.is_unsure or bool(self.doubts) or self.reason == PRIOR_UNKNOWN
 
     def append(self, row: CleanRow) -> None:
@@ -112,38 +112,19 @@ class HeldEntity(msgspec.Struct):
         return bool(self.rows) and self.reason in (WAITS_PARENT, WAITS_CODE)
 
     def encode(self) -> bytes:
-        """The record's value."""
-        fields = structs.asdict(self)
-        fields["since"] = datetime.fromtimestamp(fields.pop("since_s"), UTC).isoformat()
+        """The record's value: fields as above, each row packed, and the time as text."""
+        fields = msgspec.to_builtins(structs.replace(self, rows=[]))
+        fields["since"] = datetime.fromtimestamp(fields.pop("sinceS"), UTC).isoformat()
         fields["rows"] = [base64.b64encode(packed(row)).decode() for row in self.rows]
-        return msgspec.json.encode(_Wire(**fields))
+        return msgspec.json.encode(fields)
 
     @classmethod
     def decode(cls, value: bytes) -> HeldEntity:
         """The held entity, from the record's value."""
-        fields = structs.asdict(_decode(value))
-        fields["since_s"] = datetime.fromisoformat(fields.pop("since")).timestamp()
-        fields["rows"] = [_decode_row(base64.b64decode(row)) for row in fields["rows"]]
-        return cls(**fields)
-
-
-class _Wire(msgspec.Struct, rename="camel"):
-    """A held entity as the topic has it: fields as above, rows packed, and a time as text."""
-
-    table: str
-    entity: str
-    key: str
-    columns: dict[str, Any]
-    reason: str
-    since: str
-    rows: list[str]
-    waits_for: tuple[str, str] | None = None
-    is_unsure: bool = False
-    position: dict[str, list[int | str]] = {}
-    doubts: list[int] = []
-
-
-_decode = msgspec.json.Decoder(_Wire).decode
+        fields = msgspec.json.decode(value)
+        rows = [_decode_row(base64.b64decode(row)) for row in fields.pop("rows")]
+        fields["sinceS"] = datetime.fromisoformat(fields.pop("since")).timestamp()
+        return structs.replace(msgspec.convert(fields, cls), rows=rows)
 
 
 def waits_for_itself(held: Mapping[EntityKey, HeldEntity], entity: EntityKey) -> bool:
@@ -168,9 +149,6 @@ class Doubts:
         self._held, self._keys_max = held, max(1, keys_max)
         self._count = Counter(entity for (entity, _), one in held.items() if not one.rows)
         """Entity type → entries without rows; those that were settled since are still counted."""
-        for (_, key), one in held.items():
-            if not key and one.position:  # Earlier versions kept a snapshot's place apart.
-                one.position = _newest(one.position)
 
     def is_clear(self, entity: str, key: str) -> bool:
         """Whether nothing of an entity is held, and its entity type is not in doubt."""
@@ -235,29 +213,9 @@ class Doubts:
             return {entity}
         return self._merge(table, entity[0], now_s, lookup) | {entity}
 
-    def end_gone(self, before_s: float) -> set[EntityKey]:
-        """Drop the entries of deleted entities since before then; out: these.
-
-        A row that gets its key from one of them is written with the delete, or held.
-        """
-        gone = {
-            entity
-            for entity, one in self._held.items()
-            if one.reason == GONE and not one.rows and one.since_s < before_s
-        }
-        if gone:
-            gone -= {(e[0], row.moved_from) for e, one in self._held.items() for row in one.rows}
-        for entity in gone:
-            del self._held[entity]
-        return gone
-
     def _merge(self, table: str, entity: str, now_s: float, lookup: Lookup) -> set[EntityKey]:
         """Replace all entries of an entity type that have no rows by one, if they are too many."""
-        merged = {
-            each
-            for each, one in self._held.items()
-            if each[0] == entity and not one.rows and one.reason != GONE
-        }
+        merged = {each for each, one in self._held.items() if each[0] == entity and not one.rows}
         self._count[entity] = len(merged)
         if len(merged) <= self._keys_max:
             return set()
@@ -296,25 +254,26 @@ def doubt_all(
 ) -> set[EntityKey]:
     """After raw rows were lost, all states of these tables are uncertain; out: changed entries.
 
-    Cost: one pass over these states. Of an outbox none is uncertain: each of its rows is whole.
+    One entry for each entity type. Cost: one pass over its states. Of an outbox none is uncertain:
+    each of its rows is whole.
     """
-    # One entry is enough for all entities of a type.
-    doubts, changed = Doubts(held, 1), set[EntityKey]()
-
-    def lookup(entity: str, key: str) -> Known | None:
-        row = copy.get(state_name(entity, key))
-        return None if row is None else known_row(row)
-
+    changed = set[EntityKey]()
     for table in () if capture.outbox is not None else tables:
-        entity = capture.tables[table].entity
-        start = state_name(entity, "")
-        known = (name[len(start) :].decode() for name, _ in copy.scan(start))
-        waiting = [key for (name, key), one in held.items() if name == entity and one.rows]
-        for key in chain(waiting, known):
-            changed |= doubts.add((entity, key), table, {}, {}, now_s, lookup)
-    for one in changed & held.keys():
-        if not held[one].rows:
-            held[one].reason = LOST
+        entity, newest = capture.tables[table].entity, None
+        for (name, key), one in held.items():
+            if name == entity and one.rows:
+                one.doubt(0)
+                changed.add((entity, key))
+        for _, row in copy.scan(state_name(entity, "")):
+            newest = _newest(*([newest] if newest else []), known_row(row).position)
+        if newest is not None:
+            whole = held.get((entity, ""))
+            held[entity, ""] = HeldEntity(
+                *(table, entity, "", {}, LOST, now_s),
+                is_unsure=True,
+                position=_newest(*([whole.position] if whole else []), newest),
+            )
+            changed.add((entity, ""))
     return changed
 
 

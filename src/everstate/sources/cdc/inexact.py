@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
@@ -67,44 +67,76 @@ _NO_CALENDAR: Final = (
     " time of the year 0, which it writes as one of the year 1"
 )
 _NO_YEAR: Final = "Debezium writes the year 0000 as 2000 in snapshots and as 1900 in changes"
-_MAY_COME: Final = (
+
+
+class _Change(NamedTuple):
+    """How Debezium changes values of a column, and what a user can do about it."""
+
+    reason: str
+    advice: str
+    sql: str = ""
+    """Statement that keeps such values out of the column."""
+
+    def of(self, table: str, column: str, **facts: str) -> InexactColumn:
+        """The change of a column, which a declared type of it makes right."""
+        texts = [text.format(column=repr(column), **facts) for text in self]
+        sql = tuple(texts[2:]) if self.sql else ()
+        return InexactColumn(table, column, texts[0], texts[1], sql, settled_by_type=True)
+
+
+_BEFORE_CHRIST: Final = _Change(
+    "Debezium writes a value before the year 1 in a {kind} as one after it, and no CHECK of the"
+    " table keeps such values out",
+    "Or leave it out: drop=({column},).",
+    "ALTER TABLE {name} ADD CHECK ({check});",
+)
+_YEARS: Final = _Change(
+    f"{_NO_YEAR}, and no CHECK of the table keeps it out",
+    "Or declare that there is no such year: types={{{column}: int}} of its Table.",
+    "ALTER TABLE {name} ADD CHECK ({check});",
+)
+_ROUNDED: Final = _Change(
+    "Debezium's snapshots round a float to six digits, and its changes do not",
+    "Make it a double, which is exact; or declare types={{{column}: float}} of its Table, which"
+    " takes six digits.",
+)
+_MAY_COME: Final = _Change(
     "the server's sql_mode takes dates with month 0 or day 0, which Debezium would write as null or"
-    " as the column's default"
+    " as the column's default",
+    "Put it into the configuration file too; open sessions keep their sql_mode. Or declare that no"
+    " such date is written: types={{{column}: 'days'}} of its Table, 'us' for a datetime or"
+    " timestamp.",
+    "SET GLOBAL sql_mode = concat(@@GLOBAL.sql_mode,"
+    " ',NO_ZERO_DATE,NO_ZERO_IN_DATE,STRICT_TRANS_TABLES');",
 )
 """Of another column, and where the default is the present time, such a date arrives as 1970-01-01,
 which is refused when it arrives."""
-_STRICT: Final = (
-    "SET GLOBAL sql_mode = concat(@@GLOBAL.sql_mode,"
-    " ',NO_ZERO_DATE,NO_ZERO_IN_DATE,STRICT_TRANS_TABLES');"
-)
-
-
 _MARIA_DEFAULTS: Final = """\
 SELECT column_name AS name FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s AND is_nullable = 'YES' AND column_default <> 'NULL'"""
 
 
-def inexact_in_postgres(run: RunQuery, tables: Iterable[str]) -> list[InexactColumn]:
+def inexact_in_postgres(run: RunQuery, tables: Iterable[str]) -> Iterator[InexactColumn]:
     """The columns of these tables that Debezium does not carry as they are.
 
     Cost: a pass over each table with days.
     """
-    found: list[InexactColumn] = []
     days: dict[str, list[str]] = {}
     for row in run(_POSTGRES_TYPES, list(tables)):
         table, column, kind = row["name"], row["column"], row["type"]
         if kind in _POSTGRES:
-            found.append(_left_out(table, column, _POSTGRES[kind]))
+            yield _left_out(table, column, _POSTGRES[kind])
         elif kind in _FIRST:
             if not any(map(_FIRST_DAY.fullmatch, row["checks"])):
-                found.append(_before_christ(table, column, kind))
+                check = f"{_FIRST[kind]} <= ALL ({quoted_name(column)})"
+                facts = {"kind": kind, "name": quoted(table), "check": check}
+                yield _BEFORE_CHRIST.of(table, column, **facts)
         elif kind == "date":
             days.setdefault(table, []).append(column)
     for table, columns in days.items():
         sides = [_HAS_ODD_DAYS.format(quoted_name(column)) for column in columns]
         (has,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table)}")
-        found += [_left_out(table, column, _ODD_DAYS) for column in columns if has[column]]
-    return found
+        yield from (_left_out(table, column, _ODD_DAYS) for column in columns if has[column])
 
 
 def _left_out(table: str, column: str, reason: str) -> InexactColumn:
@@ -112,32 +144,19 @@ def _left_out(table: str, column: str, reason: str) -> InexactColumn:
     return InexactColumn(table, column, reason, advice)
 
 
-def _before_christ(table: str, column: str, kind: str) -> InexactColumn:
-    first = f"{_FIRST[kind]} <= ALL ({quoted_name(column)})"
-    return InexactColumn(
-        table,
-        column,
-        f"Debezium writes a value before the year 1 in a {kind} as one after it, and no CHECK of"
-        " the table keeps such values out",
-        f"Or leave it out: drop=({column!r},).",
-        sql=(f"ALTER TABLE {quoted(table)} ADD CHECK ({first});",),
-        settled_by_type=True,
-    )
-
-
-def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> list[InexactColumn]:
+def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> Iterator[InexactColumn]:
     """Columns with dates that no calendar has (`0000-00-00`, `2026-00-15`), or that may get them.
 
     Also columns of floats and of years. Cost: at most two passes over each table with such columns.
     """
-    found: list[InexactColumn] = []
     (server,) = run("SELECT @@GLOBAL.sql_mode AS mode")
     takes_them = bool(modes_missing(str(server["mode"])))
     for table in tables:
         listed = run(_MARIA_TYPES, *table.split(".", 1))
-        found += [_rounded(table, str(each["name"])) for each in listed if each["type"] == "float"]
+        floats = (str(each["name"]) for each in listed if each["type"] == "float")
+        yield from (_ROUNDED.of(table, column) for column in floats)
         years = [str(each["name"]) for each in listed if each["type"] == "year"]
-        found += _years(run, table, years) if years else []
+        yield from _years(run, table, years) if years else ()
         columns = [column for column in listed if column["type"] not in ("float", "year")]
         if not columns:
             continue
@@ -146,13 +165,12 @@ def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> list[InexactColu
         (row,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table, '`')}")
         for column, has in zip(columns, row.values(), strict=True):
             if has:
-                found.append(_left_out(table, str(column["name"]), _NO_CALENDAR))
+                yield _left_out(table, str(column["name"]), _NO_CALENDAR)
             elif takes_them and column["has_other"]:
-                found.append(_may_come(table, str(column["name"])))
-    return found
+                yield _MAY_COME.of(table, str(column["name"]))
 
 
-def _years(run: RunQuery, table: str, columns: list[str]) -> Iterable[InexactColumn]:
+def _years(run: RunQuery, table: str, columns: list[str]) -> Iterator[InexactColumn]:
     """The columns of years that have, or may get, the year 0000."""
     named = {column: quoted_name(column, SIGN) for column in columns}
     has = ", ".join(f"max({name} < 1901)" for name in named.values())
@@ -163,38 +181,7 @@ def _years(run: RunQuery, table: str, columns: list[str]) -> Iterable[InexactCol
         if has_it:
             yield _left_out(table, column, f"a row has the year 0000, and {_NO_YEAR}")
         elif check not in checks:
-            yield InexactColumn(
-                table,
-                column,
-                f"{_NO_YEAR}, and no CHECK of the table keeps it out",
-                f"Or declare that there is no such year: types={{{column!r}: int}} of its Table.",
-                sql=(f"ALTER TABLE {quoted(table, '`')} ADD CHECK ({check});",),
-                settled_by_type=True,
-            )
-
-
-def _rounded(table: str, column: str) -> InexactColumn:
-    return InexactColumn(
-        table,
-        column,
-        "Debezium's snapshots round a float to six digits, and its changes do not",
-        f"Make it a double, which is exact; or declare types={{{column!r}: float}} of its Table, "
-        "which takes six digits.",
-        settled_by_type=True,
-    )
-
-
-def _may_come(table: str, column: str) -> InexactColumn:
-    return InexactColumn(
-        table,
-        column,
-        _MAY_COME,
-        "Put it into the configuration file too; open sessions keep their sql_mode. Or declare "
-        f"that no such date is written: types={{{column!r}: 'days'}} of its Table, 'us' for a "
-        "datetime or timestamp.",
-        sql=(_STRICT,),
-        settled_by_type=True,
-    )
+            yield _YEARS.of(table, column, name=quoted(table, "`"), check=check)
 
 
 def inexact_in_outbox(run: RunQuery, table: str) -> list[InexactColumn]:

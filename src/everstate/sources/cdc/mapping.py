@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -24,7 +25,7 @@ from everstate.sources.cdc.convert import (
     of_decimal,
     unnested,
 )
-from everstate.sources.cdc.rows import SourceRow, Unreadable, position_in
+from everstate.sources.cdc.rows import PROVENANCE, SourceRow, Unreadable, position_in, value_in
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
@@ -42,15 +43,6 @@ _SAMPLES: Final[tuple[tuple[Any, Any], ...]] = (
 )
 """Pairs of values that a key column may have."""
 _USERS: Final = ("user_name", "user", "username")
-_PROVENANCE: Final = (
-    "service_name",
-    "identifier",
-    "actor",
-    "reason",
-    "correlation_id",
-    "causation_id",
-    "api_version",
-)
 
 
 class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
@@ -107,20 +99,14 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
         )
 
 
+@dataclass(slots=True, eq=False)
 class _Column:
     """How one column is mapped: its field, and how its values are converted."""
 
-    __slots__ = ("convert", "field", "names", "translation")
-
-    def __init__(
-        self,
-        field: str,
-        convert: Converter | None,
-        names: Mapping[Any, Any] | None,
-        translation: Translation | None,
-    ) -> None:
-        self.field, self.convert = field, convert
-        self.names, self.translation = names, translation
+    field: str
+    convert: Converter | None
+    names: Mapping[Any, Any] | None
+    translation: Translation | None
 
     @property
     def is_as_given(self) -> bool:
@@ -153,9 +139,9 @@ class TableMapping:
         self._keys: dict[str, Callable[[Any], Any]] = {}
         audit = table.provenance
         self._audit = {
-            field: column.lower() for field, column in audit.columns.items() if field in _PROVENANCE
+            field: column.lower() for field, column in audit.columns.items() if field in PROVENANCE
         }
-        self._source = {f: name for f, name in audit.source.items() if f in _PROVENANCE}
+        self._source = {f: name for f, name in audit.source.items() if f in PROVENANCE}
         self.believes_before = table.before == "whole" or (
             table.before == "auto" and capture.kind != "postgresql"
         )
@@ -414,7 +400,10 @@ class TableMapping:
         for name in names:
             value = None if after is None else after.get(name)
             if value is None:
-                value = _first_value(name, [side for side in (after, row.key, row.before) if side])
+                sides = (value_in(side, name) for side in (after, row.key, row.before) if side)
+                value = next((one for one in sides if one is not None), None)
+            if value is None:
+                raise Unreadable(f"key column {name} is missing or null")
             found[name] = value
         return found
 
@@ -575,16 +564,3 @@ class TableMapping:
             if source.get(name):
                 return found, str(source[name])
         return found, None
-
-
-def _first_value(name: str, sides: list[Mapping[str, Any]]) -> Any:
-    """Value of a key column from the first side that has it; an exact name wins over its case."""
-    for side in sides:
-        if side.get(name) is not None:
-            return side[name]
-    lower = name.lower()
-    for side in sides:
-        for other, value in side.items():
-            if other.lower() == lower and value is not None:
-                return value
-    raise Unreadable(f"key column {name} is missing or null")

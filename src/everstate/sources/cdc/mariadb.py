@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -39,7 +38,7 @@ from everstate.sources.cdc.mariadb_checks import (
     own_columns,
 )
 from everstate.sources.cdc.names import CaptureNames
-from everstate.sources.cdc.shapes.places import binlog_place
+from everstate.sources.cdc.shapes.places import binlog_place, last_number
 from everstate.telemetry import without_secret
 
 _CONNECT_S: Final = 10
@@ -289,7 +288,7 @@ class MariaDatabase(CapturedDatabase):
         with self._translated("reading dates"):
             if self._capture.outbox is not None:
                 return inexact_in_outbox(self._rows, self._capture.outbox.table)
-            return inexact_in_mariadb(self._rows, self._capture.captured_tables)
+            return list(inexact_in_mariadb(self._rows, self._capture.captured_tables))
 
     def check_condition(self, table: str, condition: str) -> None:
         """Have the server plan a query with the condition."""
@@ -314,7 +313,7 @@ class MariaDatabase(CapturedDatabase):
             if (end := ends.get(domain, number)) < number:
                 ended = f"its binlog ends at transaction {end:,} of domain {domain}"
                 return f"{ended}, and {number:,} was read of it before"
-        at = (_number(str(last["Log_name"])), int(last["File_size"]))
+        at = (last_number(last["Log_name"]) or 0, int(last["File_size"]))
         read = [each for each in (binlog_place(place), _place(offset)) if each is not None]
         if not read or at >= max(read):
             return None
@@ -463,17 +462,11 @@ def source_column(name: str, kind: str) -> SourceColumn:
     return SourceColumn(name, _UNTOLD.get(kind), numbers=units, stops=stops, kind=kind)
 
 
-def _number(file: str) -> int:
-    """Number of a file of the binlog."""
-    found = re.findall(r"[0-9]+", file)
-    return int(found[-1]) if found else 0
-
-
 def _place(offset: Mapping[str, Any]) -> tuple[int, int] | None:
     """Number of the file and position in it, of a stored source position."""
     if offset.get("file") is None or offset.get("pos") is None:
         return None
-    return _number(str(offset["file"])), int(offset["pos"])
+    return last_number(offset["file"]) or 0, int(offset["pos"])
 
 
 def _sequences(text: str) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from everstate.declarations.captures import Capture
@@ -12,6 +12,7 @@ from everstate.sources.cdc.database import (
     Finding,
     FindingOutcome,
     RunQuery,
+    no_table,
     quoted,
     quoted_name,
     verdict,
@@ -167,9 +168,8 @@ class MariaChecks:
         ]
         return self._lacking("rights", missing, list(_GLOBAL), "*.*")
 
-    def _logged(self) -> list[Finding]:
+    def _logged(self) -> Iterator[Finding]:
         """Captured databases that the server is configured to leave out of its binlog."""
-        findings = []
         status = next(iter(self._rows("SHOW MASTER STATUS")), {})
         only = _listed(status.get("Binlog_Do_DB"))
         ignored = _listed(status.get("Binlog_Ignore_DB"))
@@ -177,11 +177,9 @@ class MariaChecks:
             if database in ignored or (only and database not in only):
                 found = f"the server leaves changes of {database} out of its binlog"
                 advice = "Change binlog-ignore-db and binlog-do-db in its configuration file."
-                findings.append(Finding(f"log of {database}", "fail", found, advice=advice))
-        return findings
+                yield Finding(f"log of {database}", "fail", found, advice=advice)
 
-    def _captured(self) -> list[Finding]:
-        findings = []
+    def _captured(self) -> Iterator[Finding]:
         for table in self._capture.captured_tables:
             database, _, name = table.partition(".")
             found = self._rows(
@@ -193,16 +191,15 @@ class MariaChecks:
             )
             rights = self._rights(table, ("SELECT",))
             if rights.outcome == "fail":
-                findings.append(rights)
+                yield rights
             elif not found:
-                advice = "Correct the declaration, or make the table."
-                missing = "there is none of that name"
-                findings.append(Finding(f"table {table}", "fail", missing, advice=advice))
+                yield no_table(table)
             else:
                 made = self._definition(table)
-                findings += [rights, self._key(table, bool(found[0]["keyed"]), made)]
-                findings += [*self._cascades(table, made), *self._unreadable(table, made)]
-        return findings
+                yield rights
+                yield self._key(table, bool(found[0]["keyed"]), made)
+                yield from self._cascades(table, made)
+                yield from self._unreadable(table, made)
 
     def _definition(self, table: str) -> str:
         """The statement that makes it; a default value in it may be bytes that are no text."""
@@ -213,46 +210,37 @@ class MariaChecks:
             self._rows("SET character_set_results = utf8mb4")
         return made.decode("utf-8", "replace") if isinstance(made, bytes) else str(made)
 
-    def _unreadable(self, table: str, made: str) -> list[Finding]:
+    def _unreadable(self, table: str, made: str) -> Iterator[Finding]:
         """Defaults and clauses that stop a connector, whether a field has the column or not."""
-        why = "its default is {}, which Debezium cannot read: the connector fails at the table"
+        alter = f"ALTER TABLE {quoted(table, '`')}"
         advice = "Then the application gives the value, or CREATE TRIGGER … BEFORE INSERT does."
-        alter = f"ALTER TABLE {quoted(table, '`')} ALTER COLUMN"
-        found = [
-            Finding(
-                f"default of {table}.{name}",
-                "fail",
-                why.format(default),
-                (f"{alter} `{name}` DROP DEFAULT;",),
-                advice,
-            )
-            for default, pattern in _UNREAD_DEFAULTS.items()
-            for name in pattern.findall(made)
-        ]
-        hidden = self._rows(_HASHED, *table.split(".", 1))
+        for default, pattern in _UNREAD_DEFAULTS.items():
+            why = f"its default is {default}, which Debezium cannot read: the connector fails at "
+            why += "the table"
+            for name in pattern.findall(made):
+                drop = f"{alter} ALTER COLUMN `{name}` DROP DEFAULT;"
+                yield Finding(f"default of {table}.{name}", "fail", why, (drop,), advice)
         why = "it is unique over a text, and for it the binlog has a hidden column with a hash, "
         why += "which Debezium cannot read: the connector fails at the first change of the table"
         advice = "Then make it of a column with a bounded length, such as varchar(190), or of the "
         advice += "first characters: ADD UNIQUE KEY (`title`(190))."
-        for key in (str(row["name"]) for row in hidden):
-            drop = f"ALTER TABLE {quoted(table, '`')} DROP KEY {quoted_name(key, '`')};"
-            found.append(Finding(f"key {key} of {table}", "fail", why, (drop,), advice))
-        clauses = ", ".join(unreadable_clauses(made))
-        if clauses:
+        for row in self._rows(_HASHED, *table.split(".", 1)):
+            drop = f"{alter} DROP KEY {quoted_name(str(row['name']), '`')};"
+            yield Finding(f"key {row['name']} of {table}", "fail", why, (drop,), advice)
+        if clauses := ", ".join(unreadable_clauses(made)):
             why = f"it has {clauses}, which Debezium cannot read: the connector fails at the table"
             advice = "Make the table without it, or capture a table without it that is copied to."
-            found.append(Finding(f"table {table}", "fail", why, advice=advice))
-        return found
+            yield Finding(f"table {table}", "fail", why, advice=advice)
 
-    def _cascades(self, table: str, made: str) -> list[Finding]:
+    def _cascades(self, table: str, made: str) -> Iterator[Finding]:
         """Foreign keys whose actions change rows without a record in the binlog."""
         actions = sorted({m["name"] for m in _CASCADE.finditer(made)})
         if not actions:
-            return []
+            return
         found = f"rows changed by {', '.join(actions)} (ON DELETE or UPDATE) are not in the binlog"
         advice = "Have the application change these rows itself, or read them again after it: "
         advice += f"`everstate cdc snapshot {self._capture.name} --table {table}`."
-        return [Finding(f"foreign keys of {table}", "warn", found, advice=advice)]
+        yield Finding(f"foreign keys of {table}", "warn", found, advice=advice)
 
     def _own_table(self) -> Finding:
         table = self._own.signals

@@ -14,10 +14,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from everstate.sources.cdc.mariadb import MariaDatabase
-from everstate.sources.cdc.shapes.debezium import table_in
+from everstate.sources.cdc.shapes.debezium import KnownColumn, decode_schema_change, table_in
 
 _AFTER_S: Final = 5.0
 """The connector is past a statement when it has read what began this many seconds later."""
@@ -36,30 +34,6 @@ class ReadColumn(NamedTuple):
     """Of an enum or a set, in quotation marks."""
     charset: str | None = None
     """Of a text; None: unknown, or it is no text."""
-
-
-class _Column(msgspec.Struct, rename="camel", gc=False):
-    name: str
-    type_name: str
-    position: int
-    charset_name: str | None = None
-    enum_values: list[str] = []
-
-
-class _Definition(msgspec.Struct, gc=False):
-    columns: list[_Column]
-
-
-class _TableChange(msgspec.Struct, gc=False):
-    id: str
-    table: _Definition | None = None
-
-
-class _Statement(msgspec.Struct, rename="camel", gc=False):
-    table_changes: list[_TableChange] | None = None
-
-
-_decode: Final = msgspec.json.Decoder(_Statement).decode
 
 
 class ColumnCheck:
@@ -106,7 +80,7 @@ def known_columns(history: Iterable[bytes]) -> dict[str, list[ReadColumn]]:
     """Table (``db.table``) → its columns in the newest definition that the connector stored."""
     found = {}
     for value in history:
-        for change in _decode(value).table_changes or ():
+        for change in decode_schema_change(value).table_changes or ():
             if change.table is not None:
                 columns = sorted(change.table.columns, key=lambda column: column.position)
                 found[".".join(table_in(change.id))] = [_known(column) for column in columns]
@@ -155,8 +129,8 @@ def members_of(kind: str) -> list[str]:
     return re.findall(r"'(?:[^']|'')*'", kind)
 
 
-def _known(column: _Column) -> ReadColumn:
-    members, charset = column.enum_values, column.charset_name
+def _known(column: KnownColumn) -> ReadColumn:
+    members, charset = column.enum_values or (), column.charset_name
     return read_column(column.name, column.type_name, members=members, charset=charset)
 
 

@@ -41,13 +41,11 @@ class CaptureNames:
         return 1_000_000_000 + zlib.crc32(self.connector.encode()) % 1_000_000_000
 
     @property
-    def topic_prefix(self) -> str:
-        """What Debezium puts before the names of its own topics."""
-        return TopicNames(self.prefix).raw_prefix(self.source)
-
-    @property
     def raw_log(self) -> str:
-        """The one raw topic, with everything that the connector writes, in its order."""
+        """The one raw topic, with everything that the connector writes, in its order.
+
+        Debezium puts it before the names of topics of its own, which the transforms replace.
+        """
         return TopicNames(self.prefix).raw_prefix(self.source)
 
     @property

@@ -18,7 +18,6 @@ from everstate.sources.cdc.names import CaptureNames
 
 INITIAL: Final = "Initial Snapshot"
 _INCREMENTAL: Final = "Incremental Snapshot"
-_BEGUN: Final = "BEGUN"
 _GIVEN_UP: Final = "GIVEN_UP"
 _READ: Final = frozenset({"SUCCEEDED", "EMPTY"})
 
@@ -36,10 +35,8 @@ class Notification:
     table: str | None
     rows: int | None
     """Rows read so far (of a table that is completed: its rows)."""
-    last_key: str | None
     status: str | None
     """Of a completed table: ``SUCCEEDED``, ``EMPTY``, ``SQL_EXCEPTION``, …"""
-    at_ms: int
     sent_ms: int
     """Timestamp of the record."""
     reason: str | None = None
@@ -66,11 +63,6 @@ class FirstSnapshot:
         return self.state in ("STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED")
 
 
-def first_snapshot(config: Config, names: CaptureNames, tables: int) -> FirstSnapshot:
-    """State of the first snapshot; reads the whole topic, which has a record per step."""
-    return first_of(notifications(config, names), tables)
-
-
 def unread_of(steps: Iterable[Notification]) -> dict[str, str]:
     """Tables whose last incremental snapshot failed → why, after these steps, oldest first."""
     found: dict[str, str] = {}
@@ -84,12 +76,6 @@ def unread_of(steps: Iterable[Notification]) -> dict[str, str]:
     return found
 
 
-def tell_begun(config: Config, names: CaptureNames) -> None:
-    """Write into the topic that the next first snapshot is another one, with a slot of its own."""
-    _tell(config, names, {"id": f"everstate-{time.time_ns()}", "aggregate_type": INITIAL,
-                          "type": _BEGUN, "timestamp": time.time_ns() // 1_000_000})  # fmt: skip
-
-
 def tell_given_up(config: Config, names: CaptureNames, table: str, reason: str) -> None:
     """Write into the topic that a table was taken out of an incremental snapshot, and why."""
     more = {"scanned_collection": table, "status": _GIVEN_UP, "reason": reason}
@@ -100,10 +86,6 @@ def tell_given_up(config: Config, names: CaptureNames, table: str, reason: str) 
         "additional_data": more,
         "timestamp": time.time_ns() // 1_000_000,
     }
-    _tell(config, names, value)
-
-
-def _tell(config: Config, names: CaptureNames, value: Mapping[str, object]) -> None:
     with Producer(config, client_id="everstate-cdc") as producer:
         record = OutRecord(names.notifications, None, json.dumps(value).encode())
         producer.send(record)
@@ -117,11 +99,12 @@ def first_of(steps: Iterable[Notification], tables: int) -> FirstSnapshot:
     """
     state, starts, asked = None, 0, False
     for each in steps:
-        if each.state == _BEGUN:
-            state, starts, asked = None, 0, False
-        elif each.kind == INITIAL:
+        if each.kind == INITIAL:
+            if each.state == "STARTED":
+                # After one that was completed it is another one, with a slot of its own; the former
+                # version wrote BEGUN before each of these.
+                starts = 1 if state in ("COMPLETED", "BEGUN") else starts + 1
             state = each.state
-            starts += each.state == "STARTED"
         elif each.state == "STARTED":
             asked = not each.tables or len(each.tables) >= tables
         elif each.state == "COMPLETED" and asked:
@@ -177,9 +160,7 @@ def notification(record: Record) -> Notification:
         tables=tuple(name for name in listed if name),
         table=table,
         rows=None if rows is None else int(rows),
-        last_key=more.get("last_processed_key"),
         status=more.get("status"),
-        at_ms=int(value.get("timestamp") or record.timestamp_ms),
         sent_ms=record.timestamp_ms,
         reason=more.get("reason"),
     )

@@ -56,7 +56,7 @@ from everstate.sources.cdc.composing import (
     origin_of,
 )
 from everstate.sources.cdc.gone import bounded, lacking, truncated
-from everstate.sources.cdc.holding import GONE, Doubts, HeldEntity, waits_for_itself
+from everstate.sources.cdc.holding import Doubts, HeldEntity, waits_for_itself
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
@@ -436,9 +436,10 @@ class Numbering:
             elif has_settled(row, outcome):
                 known = self._states.get(*entity)
                 if held.is_unsure and known is not None and known.is_deleted:
-                    held.reason, held.since_s = GONE, self._now_s
-                else:
-                    held.is_unsure = False
+                    # A row that gets its key from it is not completed with its last state.
+                    unknown = msgspec.structs.replace(known, image=b"")
+                    self._states.put(f"{entity[0]}\0{entity[1]}", unknown)
+                held.is_unsure = False
             if is_overdue:
                 batch.overdue += 1
                 is_overdue = False
@@ -539,7 +540,6 @@ class Numbering:
             late = self._now_s - held.since_s > self._capture.parent_wait_s
             if late and held.waits_for_other and entity in self._held:
                 self._release(batch, entity, is_overdue=True)
-        batch.held_changed |= self._doubts.end_gone(self._now_s - self._capture.parent_wait_s)
 
     def _make_room(self, batch: NumberedBatch) -> None:
         """While too many rows are held, release the oldest that wait for other entities only."""

@@ -278,8 +278,8 @@ class OutboxNumbering:
 
 
 def _version(row: CleanRow) -> int:
-    # Rows that earlier versions of everstate held have it in ``columns``.
-    return int((row.known or row.columns)[VERSION])
+    assert row.known is not None
+    return int(row.known[VERSION])
 
 
 def _is_same(entity_type: EntityType, known: bytes | None, original: bytes | None) -> bool:

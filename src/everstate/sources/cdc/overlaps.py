@@ -21,15 +21,21 @@ from everstate.sources.cdc.stream import SEEN
 _decode: Final = msgspec.json.Decoder(dict[str, Any] | None, float_hook=exact_number).decode
 
 
-class Older(msgspec.Struct):
-    """The rows of one key that a newer row of the same transaction has."""
+class Older(msgspec.Struct, rename="camel"):
+    """A row whose key a newer row of the same transaction has.
 
+    Each is a record of the held topic: those of one key together may be larger than a record.
+    """
+
+    entity: str
+    key: str
+    index: int
+    """Its place among the older rows of its key, the oldest first."""
     transaction: str | int
     time_us: int | None
     part: tuple[str, int]
     """Topic and partition of the raw log that has its rows."""
-    states: list[bytes]
-    """The state of each of these rows, oldest first."""
+    state: msgspec.Raw
 
     def is_before(self, transaction: str | int | None, time_us: int | None) -> bool:
         """Whether a row is of a later transaction, so that this one has ended.
@@ -40,20 +46,8 @@ class Older(msgspec.Struct):
         return transaction != self.transaction and is_later
 
 
-class _Wire(msgspec.Struct, rename="camel"):
-    """One of these rows as the held topic has it: together they may be larger than a record."""
-
-    entity: str
-    key: str
-    index: int
-    transaction: str | int
-    time_us: int | None
-    part: tuple[str, int]
-    state: msgspec.Raw
-
-
-_encode_wire: Final = msgspec.json.Encoder().encode
-_decode_wire: Final = msgspec.json.Decoder(_Wire).decode
+_encode_older: Final = msgspec.json.Encoder().encode
+_decode_older: Final = msgspec.json.Decoder(Older).decode
 
 
 class Overlaps:
@@ -69,30 +63,25 @@ class Overlaps:
         ``is_trusted``: no row is read twice, so that a created row is always a new one.
         """
         self._is_trusted = is_trusted
-        self._older: dict[EntityKey, Older] = {}
-        for wire in sorted(map(_decode_wire, stored), key=lambda wire: wire.index):
-            new = Older(wire.transaction, wire.time_us, wire.part, [])
-            older = self._older.setdefault((wire.entity, wire.key), new)
-            older.states.append(bytes(wire.state))
+        self._older: dict[EntityKey, list[Older]] = {}
+        for one in sorted(map(_decode_older, stored), key=lambda one: one.index):
+            self._older.setdefault((one.entity, one.key), []).append(one)
         self._changed: set[EntityKey] = set()
-        self._stored = {entity: len(older.states) for entity, older in self._older.items()}
+        self._stored = {entity: len(older) for entity, older in self._older.items()}
         """How many records there are of each entity."""
 
     def records(self) -> dict[bytes, bytes | None]:
         """Key and value of each record that changed since the last call; ``None``: it is gone."""
         found: dict[bytes, bytes | None] = {}
         for entity in sorted(self._changed):
-            count = 0
-            if (older := self._older.get(entity)) is not None:
-                count = len(older.states)
-                name, time_us, part = older.transaction, older.time_us, older.part
-                for index, state in enumerate(older.states):
-                    wire = _Wire(*entity, index, name, time_us, part, msgspec.Raw(state))
-                    found[_record_key(entity, index)] = _encode_wire(wire)
-            for index in range(count, self._stored.pop(entity, 0)):
+            older = self._older.get(entity, [])
+            for index, one in enumerate(older):
+                one.index = index
+                found[_record_key(entity, index)] = _encode_older(one)
+            for index in range(len(older), self._stored.pop(entity, 0)):
                 found[_record_key(entity, index)] = None
-            if count:
-                self._stored[entity] = count
+            if older:
+                self._stored[entity] = len(older)
         self._changed.clear()
         return found
 
@@ -119,9 +108,9 @@ class Overlaps:
             # Rows that a snapshot reads may be within a transaction of others.
             if what <= OTHER and op != "r" and block is not SEEN and name is not None:
                 last[parts[part]] = name, time_us
-        for entity, older in list(self._older.items()):
-            row = last.get(older.part, (older.transaction, None))
-            if older.transaction in ended or older.is_before(*row):
+        for entity, (one, *_) in list(self._older.items()):
+            row = last.get(one.part, (one.transaction, None))
+            if one.transaction in ended or one.is_before(*row):
                 self._drop(entity)
 
     def has(self, entity: EntityKey) -> bool:
@@ -136,10 +125,11 @@ class Overlaps:
         if not self._is_trusted and is_after(row.position, known.position) is not True:  # type: ignore[arg-type]
             return
         assert row.at is not None
-        older = self._older.get(entity)
-        if older is None or older.transaction != name:
-            older = self._older[entity] = Older(name, row.time_us, (row.at[0], row.at[1]), [])
-        older.states.append(known.image)
+        older = self._older.get(entity, [])
+        if not older or older[0].transaction != name:
+            older = self._older[entity] = []
+        part = row.at[:2]
+        older.append(Older(*entity, len(older), name, row.time_us, part, msgspec.Raw(known.image)))
         self._changed.add(entity)
 
     def resolve(
@@ -152,27 +142,27 @@ class Overlaps:
         """
         if entity not in self._older:
             return row
-        name, one = _transaction(row), self._older[entity]
-        if known is None or name != one.transaction:
-            if known is None or one.is_before(name, row.time_us):
+        name, older = _transaction(row), self._older[entity]
+        if known is None or name != older[0].transaction:
+            if known is None or older[0].is_before(name, row.time_us):
                 self._drop(entity)
             return row
-        older = one.states
         image, is_full = _before(row, mapping)
         if image is None:
             return row
-        at = older.index(image) if image in older else 0
-        if image in older and row.op == "u" and row.state is not None:
-            older[at] = row.state
+        states = [bytes(each.state) for each in older]
+        at = states.index(image) if image in states else 0
+        if image in states and row.op == "u" and row.state is not None:
+            older[at].state = msgspec.Raw(row.state)
             self._changed.add(entity)
             return Skipped(OVERTAKEN)
         if row.op != "d":
             return row
-        is_newest = image == known.image and image not in older
-        if not is_newest and image not in older and not is_full:
+        is_newest = image == known.image and image not in states
+        if not is_newest and image not in states and not is_full:
             self._drop(entity)
             return row
-        state = older.pop() if is_newest else older.pop(at)
+        state = bytes((older.pop() if is_newest else older.pop(at)).state)
         self._changed.add(entity)
         if not older:
             self._drop(entity)

@@ -227,7 +227,7 @@ class PostgresDatabase(CapturedDatabase):
         with self._translated("reading the types of columns"):
             # In the texts of constraints times are written in this zone.
             self._execute("SET TIME ZONE 'UTC'")
-            return inexact_in_postgres(self._rows, self._capture.tables)
+            return list(inexact_in_postgres(self._rows, self._capture.tables))
 
     def check_condition(self, table: str, condition: str) -> None:
         """Have the server plan a query with the condition."""
@@ -288,9 +288,9 @@ class PostgresDatabase(CapturedDatabase):
         (row,) = open_ones
         return f"{name} waits for {row['name']}, open since {row['since']}: {row['advice']}"
 
-    def condition(self, table: str, keys: Sequence[Key], *, is_raw: bool = False) -> str:
+    def condition(self, table: str, key: Key, *, is_raw: bool = False) -> str:
         """Also raises InvalidCapture for a value that does not fit its column."""
-        found = super().condition(table, keys, is_raw=is_raw)
+        found = super().condition(table, key, is_raw=is_raw)
         with self._translated("reading the key"):
             try:
                 # The connector would fail at such a value.

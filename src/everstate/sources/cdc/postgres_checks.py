@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 from everstate.declarations.captures import Capture
 from everstate.findings import Finding
 from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, OwnTables
-from everstate.sources.cdc.database import RunQuery, quoted, quoted_name, verdict
+from everstate.sources.cdc.database import RunQuery, no_table, quoted, quoted_name, verdict
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.postgres_tables import (
-    COLUMN_LISTS,
     TableChecks,
     families,
+    published_parts,
     published_whole,
 )
 
@@ -96,45 +96,30 @@ class PostgresChecks:
             ),
         ]
 
-    def tables(self) -> list[Finding]:
+    def tables(self) -> Iterator[Finding]:
         """What is found of the captured tables."""
-        findings: list[Finding] = []
         checked = TableChecks(self._server["version"], self._capture, self._families)
         rights = self._privileges(_READ, self._families)
         for table in self._capture.tables:
             if table in self._families:
-                findings += [self._rights(rights[table], _READ), *checked.of(table)]
-                continue
-            findings.append(
-                Finding(f"table {table}", "fail", "there is none of that name",
-                        advice="Correct the declaration, or make the table.")
-            )  # fmt: skip
+                yield self._rights(rights[table], _READ)
+                yield from checked.of(table)
+            else:
+                yield no_table(table)
         # A snapshot lacks the rows that row security hides; the log has them all.
         found = f"row security holds for {self._user}: a snapshot lacks what a policy hides"
         sees_all = f"ALTER ROLE {quoted_name(self._user)} BYPASSRLS;"
-        hidden = [table for table in self._families if rights[table]["is_hidden"]]
-        findings += [Finding(f"row security of {t}", "fail", found, (sees_all,)) for t in hidden]
-        return [*findings, *self._filters()]
+        for table in (table for table in self._families if rights[table]["is_hidden"]):
+            yield Finding(f"row security of {table}", "fail", found, (sees_all,))
+        yield from self._filters()
 
-    def _filters(self) -> list[Finding]:
+    def _filters(self) -> Iterator[Finding]:
         """Tables of which the publication leaves out rows, which a snapshot reads nevertheless."""
-        if self._server["version"] < COLUMN_LISTS:
-            return []
-        rows = self._rows(
-            "SELECT schemaname || '.' || tablename AS name, rowfilter FROM pg_publication_tables "
-            "WHERE pubname = %s AND rowfilter IS NOT NULL",
-            self._name,
-        )
-        found = f"publication {self._name} leaves out those without"
-        return [
-            Finding(
-                f"rows of {row['name']}",
-                *("fail", f"{found} {row['rowfilter']}"),
-                published_whole(self._name, row["name"]),
-            )
-            for row in rows
-            if row["name"] in self._families
-        ]
+        for row in published_parts(self._rows, self._name):
+            if row["rowfilter"] is not None and row["name"] in self._families:
+                found = f"publication {self._name} leaves out those without {row['rowfilter']}"
+                whole = published_whole(self._name, row["name"])
+                yield Finding(f"rows of {row['name']}", "fail", found, whole)
 
     def _publication(self) -> Finding:
         what = f"publication {self._name}"
@@ -188,22 +173,21 @@ class PostgresChecks:
             found = f"{found}; the server would hold without limit"
         return [Finding(name, "ok", found)]
 
-    def _own_tables(self) -> list[Finding]:
+    def _own_tables(self) -> Iterator[Finding]:
         schema, role = quoted(POSTGRES_SCHEMA), quoted_name(self._user)
         making: list[str] = []
         if not self._rows("SELECT FROM pg_namespace WHERE nspname = %s", POSTGRES_SCHEMA):
             making.append(f"CREATE SCHEMA IF NOT EXISTS {schema};")
             making.append(f"GRANT USAGE ON SCHEMA {schema} TO {role};")
-        rights, findings = self._privileges(_OWN, self._own.tables), []
+        rights = self._privileges(_OWN, self._own.tables)
         for table in self._own.tables:
             if table in rights:
-                findings.append(self._rights(rights[table], _OWN))
+                yield self._rights(rights[table], _OWN)
                 continue
             making.append(f"{create_table(table, self._own)};")
             making.append(f"GRANT {', '.join(_OWN)} ON {quoted(table)} TO {role};")
-            findings.append(Finding(f"table {table}", "fail", "there is none", tuple(making)))
+            yield Finding(f"table {table}", "fail", "there is none", tuple(making))
             making = []
-        return findings
 
     def _privileges(
         self, wanted: Sequence[str], tables: Iterable[str]
@@ -259,13 +243,8 @@ def publication_faults(
         found = f"it publishes changes of {', '.join(parted)} under the names of the partitions"
         alter = f"ALTER PUBLICATION {itself} SET (publish_via_partition_root);"
         yield PublicationFault(found, alter, parted)
-    # Also those of a publication of all tables, or of the tables of a schema.
-    published = rows(
-        "SELECT schemaname || '.' || tablename AS name FROM pg_publication_tables "
-        "WHERE pubname = %s",
-        name,
-    )
-    there = {*published_tables(rows, name), *(str(row["name"]) for row in published)}
+    published = (str(row["name"]) for row in published_parts(rows, name))
+    there = {*published_tables(rows, name), *published}
     if missing := sorted(set(wanted) - there):
         add = f"ALTER PUBLICATION {itself} ADD TABLE {', '.join(map(quoted, missing))};"
         yield PublicationFault(f"it lacks {', '.join(missing)}", add, missing)

@@ -7,7 +7,7 @@ partitioned table, and also for the tables that inherit from a captured one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ _LISTS: Final = ("generated", "apart", "parted_by")
 _IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 _GENERATED_IN_IDENTITY: Final = 180_000
 """Since this version a full identity may hold no generated column that is not published."""
-COLUMN_LISTS: Final = 150_000
+_PARTS: Final = 150_000
 """Since this version a publication may have some columns or rows of a table only."""
 
 _FAMILY: Final = """\
@@ -205,7 +205,7 @@ def shapes(
     found = families(run, capture.tables)
     roots = {family[0].oid: table for table, family in found.items()}
     columns: dict[str, list[SourceColumn]] = {table: [] for table in found}
-    lists = _column_lists(run, publication)
+    lists = {row["name"]: row.get("columns") for row in published_parts(run, publication)}
     for row in run(_COLUMNS, list(roots)):
         table = roots[row.pop("oid")]
         column = str(row.pop("column"))
@@ -246,17 +246,19 @@ def shapes(
     }
 
 
-def _column_lists(run: RunQuery, publication: str) -> dict[str, list[str]]:
-    """Table → columns that the publication has of it; PostgreSQL 14 and older have no such list."""
+def published_parts(run: RunQuery, publication: str) -> list[dict[str, Any]]:
+    """Name of each table of a publication, also of one of all tables, and what it has of the table.
+
+    Its ``columns``, and the ``rowfilter`` of its rows, which is None where it has all of them.
+    """
     (server,) = run("SELECT current_setting('server_version_num')::int AS version")
-    if server["version"] < COLUMN_LISTS:
-        return {}
-    rows = run(
-        "SELECT schemaname || '.' || tablename AS name, attnames::text[] AS columns "
-        "FROM pg_publication_tables WHERE pubname = %s",
+    has_parts = server["version"] >= _PARTS
+    parts = "attnames::text[] AS columns, rowfilter" if has_parts else "NULL AS rowfilter"
+    return run(
+        f"SELECT schemaname || '.' || tablename AS name, {parts} FROM pg_publication_tables "
+        "WHERE pubname = %s",
         publication,
     )
-    return {row["name"]: row["columns"] for row in rows}
 
 
 def published_whole(publication: str, table: str) -> tuple[str, ...]:
@@ -274,16 +276,14 @@ class TableChecks:
         """``version``: of the server, such as 150004."""
         self._version, self._capture, self._found = version, capture, found
 
-    def of(self, table: str) -> list[Finding]:
+    def of(self, table: str) -> Iterator[Finding]:
         """Findings about one table that exists."""
         family = self._found[table]
         key = self._capture.tables[table].key_columns or family[0].primary
-        return [
-            self._key(table, family, key),
-            self._identity(table, family, key),
-            *self._parts(table, family),
-            *self._logged(table, family),
-        ]
+        yield self._key(table, family, key)
+        yield self._identity(table, family, key)
+        yield from self._parts(table, family)
+        yield from self._logged(table, family)
 
     def _key(self, table: str, family: Sequence[Relation], key: Sequence[str]) -> Finding:
         name, itself = f"key of {table}", family[0]
@@ -366,16 +366,15 @@ class TableChecks:
         advice = "The log lacks the row before; it is completed from the entity's last version."
         return Finding(name, "warn", _IDENTITIES[partial[0].identity], statements, advice)
 
-    def _parts(self, table: str, family: Sequence[Relation]) -> list[Finding]:
+    def _parts(self, table: str, family: Sequence[Relation]) -> Iterator[Finding]:
         """Tables whose changes PostgreSQL publishes under another name than the captured one."""
-        findings = []
         heirs = [each for each in family[1:] if not each.is_partition]
         if heirs:
             found = (
                 f"{_names(heirs)} inherit from it, and the log has their changes under their names"
             )
             advice = f"Declare these tables instead of {table}, with the same entity."
-            findings.append(Finding(f"parts of {table}", "fail", found, advice=advice))
+            yield Finding(f"parts of {table}", "fail", found, advice=advice)
         above = [
             other
             for other, members in self._found.items()
@@ -385,23 +384,21 @@ class TableChecks:
         if above:
             found = f"it is a partition of {above[0]}, and its changes are logged under that name"
             advice = f"Declare only {above[0]}."
-            findings.append(Finding(f"parts of {table}", "fail", found, advice=advice))
-        return findings
+            yield Finding(f"parts of {table}", "fail", found, advice=advice)
 
-    def _logged(self, table: str, family: Sequence[Relation]) -> list[Finding]:
+    def _logged(self, table: str, family: Sequence[Relation]) -> Iterator[Finding]:
         """Tables whose changes are in no log."""
-        name, findings = f"log of {table}", []
+        name = f"log of {table}"
         unlogged = [each for each in family if each.is_unlogged]
         if unlogged:
             statements = tuple(f"ALTER TABLE {quoted(t.name)} SET LOGGED;" for t in unlogged)
             found = f"{_names(unlogged)} is UNLOGGED: its changes are not in the server's log"
-            findings.append(Finding(name, "fail", found, statements))
+            yield Finding(name, "fail", found, statements)
         foreign = [each for each in family if each.kind == "f"]
         if foreign:
             found = f"{_names(foreign)} is of another server, as is the log of its changes"
             advice = "Capture that table where it is."
-            findings.append(Finding(name, "fail", found, advice=advice))
-        return findings
+            yield Finding(name, "fail", found, advice=advice)
 
 
 _FULL_COSTS: Final = (

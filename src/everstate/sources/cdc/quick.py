@@ -25,22 +25,6 @@ _encode = msgspec.json.Encoder().encode
 _decode_key = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class _Source(msgspec.Struct, gc=False):
-    connector: str
-    table: str
-    snapshot: str | None = None
-    schema: str | None = None
-    db: str | None = None
-    txId: int | None = None
-    lsn: int | None = None
-    sequence: str | None = None
-    ts_us: int | None = None
-    gtid: str | None = None
-    file: str | None = None
-    pos: int | None = None
-    row: int | None = None
-
-
 class _Block(msgspec.Struct, gc=False):
     id: str
     total_order: int = 0
@@ -48,7 +32,7 @@ class _Block(msgspec.Struct, gc=False):
 
 class _Event(msgspec.Struct, gc=False):
     op: str
-    source: _Source
+    source: dict[str, str | int | None]
     before: msgspec.Raw = msgspec.Raw(b"null")
     after: dict[str, Any] | None = None
     transaction: _Block | None = None
@@ -85,18 +69,20 @@ class QuickReader:
             event = _decode(value)
         except MISSHAPEN:
             return None
-        op, source, after = event.op, event.source, event.after
+        op, after = event.op, event.after
+        source: Mapping[str, Any] = event.source
+        connector = source.get("connector", "")
         # PostgreSQL logs rows that are inserted whole, and snapshots read them so.
-        if op not in ("c", "r") or source.connector != "postgresql":
+        if op not in ("c", "r") or connector != "postgresql":
             if self._placeholder.may_be_in(value):
                 return None
-        at_us, is_snapshot = source.ts_us, op == "r"
-        if at_us is None or not 0 < at_us < TIME_US_MAX:
+        at_us, is_snapshot, snapshot = source.get("ts_us"), op == "r", source.get("snapshot")
+        if at_us.__class__ is not int or not 0 < at_us < TIME_US_MAX:
             return None
-        if source.snapshot not in _STREAMED and not is_snapshot:
+        if snapshot not in _STREAMED and not is_snapshot:
             return None
         reader = self._reader
-        table = reader.declared(source.schema or source.db, source.table)
+        table = reader.declared(source.get("schema") or source.get("db"), source.get("table"))
         if not table or op not in _OPS or (after is None) != (op == "d"):
             return None
         has_before = event.before != _NULL
@@ -125,15 +111,22 @@ class QuickReader:
                     who = _encode(mapping.audit(after)) or None
             elif mapping.audits:
                 return None
-            if is_snapshot:
-                place, position = None, _snapshot_position(source)
-            else:
-                place, position = _places(source, event.transaction)
+            block = event.transaction
+            place = position = None
+            if not is_snapshot:
+                place = stream_place(connector, source, 0 if block is None else block.total_order)
                 if place is None:
                     return None
+                if connector == "postgresql":
+                    position = b'{"lsn":[%d]}' % source["lsn"]
+                else:
+                    position = _encode(position_of(connector, source))
+            elif snapshot != "incremental":
+                at = listed(position_of(connector, source), is_snapshot=True)
+                position = _encode(at) if at else None
         except (Unreadable, *MISSHAPEN):
             return None
-        tx = None if event.transaction is None else _transaction(source, event.transaction)
+        tx = None if block is None else _transaction(connector, source, block)
         return (
             *(table, op, name, state, before, tx, place, position, at_us),
             *(None if who == b"{}" else who, parents, was),
@@ -145,33 +138,8 @@ _STREAMED: Final = (None, "false")
 """What ``snapshot`` says of a row of the log: its default, which our converters write as null."""
 
 
-def _transaction(source: _Source, block: _Block) -> str | None:
+def _transaction(connector: str, source: Mapping[str, Any], block: _Block) -> str | None:
     """The id that all rows of its transaction share."""
-    if source.connector == "postgresql" and source.txId is not None and block.id:
-        return str(source.txId)
+    if connector == "postgresql" and source.get("txId") is not None and block.id:
+        return str(source["txId"])
     return transaction_key(block.id) or None
-
-
-def _places(source: _Source, block: _Block | None) -> tuple[bytes | None, bytes]:
-    """Place in the stream, and position as JSON without the epoch."""
-    if source.connector == "postgresql":
-        if source.lsn is None:
-            return None, b""
-        place = stream_place("postgresql", {"lsn": source.lsn, "sequence": source.sequence})
-        return place, b'{"lsn":[%d]}' % source.lsn
-    position = _binlog(source)
-    place = stream_place(source.connector, position, 0 if block is None else block.total_order)
-    return place, _encode(position_of(source.connector, position))
-
-
-def _snapshot_position(source: _Source) -> bytes | None:
-    """Where the log was when a snapshot read a row, as JSON; a later snapshot of rows has none."""
-    if source.snapshot == "incremental":
-        return None
-    facts = {"lsn": source.lsn, **_binlog(source)}
-    position = listed(position_of(source.connector, facts), is_snapshot=True)
-    return _encode(position) if position else None
-
-
-def _binlog(source: _Source) -> dict[str, Any]:
-    return {"gtid": source.gtid, "file": source.file, "pos": source.pos, "row": source.row}

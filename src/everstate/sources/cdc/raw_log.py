@@ -12,8 +12,9 @@ from everstate.errors import LogError
 from everstate.log.client import raw_bytes_max
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
-from everstate.log.topics import TopicNames, Topics
+from everstate.log.topics import Topics
 from everstate.sources.cdc.holding import HELD
+from everstate.sources.cdc.names import names_of
 from everstate.sources.cdc.shapes.places import stream_place
 
 _HOUR_MS: Final = 3_600_000
@@ -34,17 +35,12 @@ class Parts(NamedTuple):
         return list(self.names) == [""]
 
 
-def raw_topic(names: TopicNames, capture: Capture) -> str:
-    """The one raw topic of a capture whose connector `everstate cdc` runs."""
-    return names.raw_prefix(capture.name)
-
-
 def newest_lsn(config: Config, capture: Capture) -> int:
     """The last place of PostgreSQL's log that the end of a raw log names; 0: it names none.
 
     Cost: one read of at most a hundred records.
     """
-    topic = raw_topic(TopicNames(config.log.prefix), capture)
+    topic = names_of(config.log.prefix, capture).raw_log
     found = 0
     try:
         with Offsets(config) as offsets:
@@ -79,9 +75,11 @@ def parts_of(
     """
     names = topics.names
     if not capture.is_ours:
-        listed = [names.raw(capture.name, part) for part in _in_order(capture)]
-        return _parts(listed, names, capture, offsets)
-    one = raw_topic(names, capture)
+        named = {names.raw(capture.name, part): part for part in _in_order(capture)}
+        rank = {topic: number for number, topic in enumerate(named)}
+        places = sorted(offsets.beginnings(named), key=lambda place: (rank[place[0]], place[1]))
+        return Parts(places, [named[topic] for topic, _ in places])
+    one = names.raw_prefix(capture.name)
     count = topics.partitions(one)
     if count != 1:
         raise LogError(
@@ -123,7 +121,7 @@ def ensure_topics(config: Config, capture: Capture, topics: Topics) -> None:
 
 def ensure_raw_log(config: Config, capture: Capture, topics: Topics) -> list[str]:
     """Make the one raw topic of a capture, with exactly one partition; out: topics made."""
-    one = raw_topic(topics.names, capture)
+    one = topics.names.raw_prefix(capture.name)
     made = topics.ensure_raw([one], partitions=1, settings=raw_settings(config))
     topics.raise_sizes([one], raw_bytes_max(config))
     return made
@@ -136,13 +134,6 @@ def raw_settings(config: Config) -> dict[str, str]:
         "retention.bytes": str(config.capture.retention_bytes),
         "max.message.bytes": str(raw_bytes_max(config)),
     }
-
-
-def _parts(listed: Sequence[str], names: TopicNames, capture: Capture, offsets: Offsets) -> Parts:
-    prefix = len(names.raw_prefix(capture.name)) + 1
-    rank = {topic: number for number, topic in enumerate(listed)}
-    places = sorted(offsets.beginnings(listed), key=lambda place: (rank[place[0]], place[1]))
-    return Parts(places, [topic[prefix:] for topic, _ in places])
 
 
 def _in_order(capture: Capture) -> Iterator[str]:

@@ -25,24 +25,12 @@ from everstate.sources.cdc.rows import (
     TRANSACTION,
     RawMessage,
     SourceRow,
+    TransactionProvenance,
     Unreadable,
     position_in,
 )
 from everstate.sources.cdc.shapes import READERS, debezium
 from everstate.sources.cdc.shapes.moves import moved
-
-_PROVENANCE: Final = {
-    name: name.replace("_", "").lower()
-    for name in (
-        "service_name",
-        "identifier",
-        "actor",
-        "reason",
-        "correlation_id",
-        "causation_id",
-        "api_version",
-    )
-}
 
 
 class RefusedRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
@@ -68,16 +56,6 @@ class RawFact(msgspec.Struct, frozen=True, gc=False):
     that rows which follow are read by the columns of the former table."""
     name: str
     """Id of the transaction; the table as the source names it; or its declared name."""
-
-
-class TransactionProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
-    """Provenance of all rows of a transaction, from a logical message."""
-
-    transaction: str
-    prefix: str
-    fields: dict[str, str]
-    place: bytes | None = None
-    time_us: int | None = None
 
 
 class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
@@ -291,23 +269,12 @@ class RawReader:
                 return self._replaced(value)
             if kind != MESSAGE:
                 return []
-            note = debezium.read_message(RawMessage("", key, value, _NO_HEADERS))
-            if note is None or note.prefix not in self._prefixes:
-                return []
-            fields = _provenance_fields(note.content)
+            note = debezium.read_message(value, self._prefixes)
+            return [] if note is None else [note]
         except Unreadable as cause:
             return [RefusedRow(table=kind.decode(), reason=str(cause))]
         except MISSHAPEN as cause:
             return [RefusedRow(table=kind.decode(), reason=self._misshapen(cause))]
-        return [
-            TransactionProvenance(
-                transaction=note.transaction,
-                prefix=note.prefix,
-                fields=fields,
-                place=note.place,
-                time_us=note.time_us,
-            )
-        ]
 
     def _replaced(self, value: bytes | None) -> list[Parsed]:
         """What a schema change says of declared tables that are another one now, or gone."""
@@ -331,8 +298,9 @@ class RawReader:
         return {}
 
     @cached_property
-    def _prefixes(self) -> frozenset[str | None]:
-        return frozenset(t.provenance.message_prefix for t in self.capture.tables.values())
+    def _prefixes(self) -> frozenset[str]:
+        named = (table.provenance.message_prefix for table in self.capture.tables.values())
+        return frozenset(prefix for prefix in named if prefix)
 
     def _truncated(self, table: str) -> str:
         """Why a TRUNCATE is refused, with advice that the declaration of the table can follow."""
@@ -381,19 +349,3 @@ def _refuse_left_out(form: str, mapping: TableMapping, row: SourceRow, found: Cl
     for column in row.unknown:
         if row.op != "d" and (field := mapping.field_of(column)) is not None:
             raise Unreadable(_NOT_AFTER.format(field=field))
-
-
-def _provenance_fields(content: bytes) -> dict[str, str]:
-    """Fields of provenance of a message's JSON, in snake or camel case."""
-    try:
-        found = msgspec.json.decode(content)
-    except msgspec.DecodeError as cause:
-        raise Unreadable(f"a provenance message is not JSON: {cause}") from cause
-    if not isinstance(found, dict):
-        raise Unreadable("a provenance message is not a JSON object")
-    plain = {name.replace("_", "").lower(): value for name, value in found.items()}
-    return {
-        name: str(plain[short])
-        for name, short in _PROVENANCE.items()
-        if plain.get(short) not in (None, "")
-    }

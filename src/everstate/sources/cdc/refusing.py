@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -50,9 +50,8 @@ def refuse_failed(capture: Capture, findings: Iterable[Finding]) -> None:
     )
 
 
-def name_findings(capture: Capture) -> list[Finding]:
+def name_findings(capture: Capture) -> Iterator[Finding]:
     """Tables whose names a connector's settings cannot hold, so that they would not be captured."""
-    findings = []
     for table in capture.captured_tables:
         quotes = _QUOTE.get(capture.kind, "")
         bad = sorted(_SIGNS.union(quotes).intersection(table)) + _UNPRINTED.findall(table)
@@ -60,9 +59,8 @@ def name_findings(capture: Capture) -> list[Finding]:
             continue
         found = f"its name has {' '.join(map(repr, bad))}" if bad else "its name has blanks around"
         advice = "Rename the table, or capture a table with another name that it is copied to."
-        findings.append(Finding(f"name of {table}", "fail", f"{found}, which no connector can "
-                                "have in its list of tables", advice=advice))  # fmt: skip
-    return findings
+        found += ", which no connector can have in its list of tables"
+        yield Finding(f"name of {table}", "fail", found, advice=advice)
 
 
 def shape_findings(
@@ -70,14 +68,13 @@ def shape_findings(
     entities: Mapping[str, EntityType],
     shapes: Mapping[str, TableShape],
     settings: Mapping[str, str],
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Whether each field has a column whose values arrive, and each row an entity of its own.
 
     ``settings``: those of the connector. Without a table's entity type only columns are checked at
     which the connector would fail, since none is left out.
     """
     leaves_out = "column.include.list" not in settings
-    findings = []
     for table, shape in shapes.items():
         declared = capture.tables[table]
         columns = {each.name: _as_set(table, each, settings) for each in shape.columns}
@@ -90,30 +87,22 @@ def shape_findings(
                 sources = mapping.sources(list(columns))
             except Unreadable as cause:
                 advice = "Give the field's column in `columns` of its Table, or `drop` the other."
-                findings.append(Finding(f"columns of {table}", "fail", str(cause), advice=advice))
-            findings += _uncovered(table, shape.key, mapping)
-            findings += _audit(table, columns, declared.provenance)
-            findings += [
-                finding
-                for field, column in sources.items()
-                if column is not None
-                and (finding := _misread(table, columns[column], field, mapping)) is not None
-            ]
+                yield Finding(f"columns of {table}", "fail", str(cause), advice=advice)
+            yield from _uncovered(table, shape.key, mapping)
+            yield from _audit(table, columns, declared.provenance)
+            for field, column in sources.items():
+                if column is not None:
+                    yield from _misread(table, columns[column], field, mapping)
         fields = {column: field for field, column in sources.items() if column is not None}
-        missing = [field for field, column in sources.items() if column is None]
-        findings += [_missing(table, field) for field in missing]
+        for field in (field for field, column in sources.items() if column is None):
+            yield _missing(table, field)
         left_out = _unread(shape, mapping) if leaves_out and mapping is not None else {}
-        findings += [
-            Finding(f"column {table}.{name}", "ok", f"left out, since no field has it: {why}")
-            for name, why in left_out.items()
-        ]
-        findings += [
-            finding
-            for column in columns.values()
-            if column.name not in left_out
-            and (finding := _column(table, column, fields.get(column.name))) is not None
-        ]
-    return findings
+        for each in columns.values():
+            if each.name not in left_out:
+                yield from _column(table, each, fields.get(each.name))
+                continue
+            found = f"left out, since no field has it: {left_out[each.name]}"
+            yield Finding(f"column {table}.{each.name}", "ok", found)
 
 
 def peculiarities(
@@ -152,9 +141,8 @@ def _unread(shape: TableShape, mapping: TableMapping) -> dict[str, str]:
 
 def _audit(
     table: str, columns: Mapping[str, SourceColumn], provenance: ProvenanceFrom
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Whether the values of each column with provenance arrive."""
-    findings = []
     by_name = {name.lower(): column for name, column in columns.items()}
     for field, name in provenance.columns.items():
         column = by_name.get(name.lower(), SourceColumn(name, "the table has no such column"))
@@ -165,8 +153,7 @@ def _audit(
             continue
         found = f"{why}, so {field} of the provenance would be its default"
         advice = None if column.sql else "Give another column in `provenance` of its Table."
-        findings.append(Finding(f"column {table}.{name}", "fail", found, column.sql, advice))
-    return findings
+        yield Finding(f"column {table}.{name}", "fail", found, column.sql, advice)
 
 
 def _as_set(table: str, column: SourceColumn, settings: Mapping[str, str]) -> SourceColumn:
@@ -196,39 +183,35 @@ def _missing(table: str, field: str) -> Finding:
     return Finding(f"columns of {table}", "fail", f"it {NO_COLUMN} {field}", advice=advice)
 
 
-def _column(table: str, column: SourceColumn, field: str | None) -> Finding | None:
-    """What is wrong with a column, and with the field that has its values; None: nothing."""
+def _column(table: str, column: SourceColumn, field: str | None) -> Iterator[Finding]:
+    """What is wrong with a column, and with the field that has its values."""
     whole = f"{table}.{column.name}"
     if column.stops is not None:
         advice = "Give it another type, or capture a table with another type that it is copied to."
-        return Finding(f"column {whole}", "fail", column.stops, advice=advice)
-    if column.is_generated:
-        name = f"generated column {whole}"
-        if field is None:
-            return Finding(name, "ok", "left out: the log has none of them")
+        yield Finding(f"column {whole}", "fail", column.stops, advice=advice)
+    elif column.is_generated and field is None:
+        yield Finding(f"generated column {whole}", "ok", "left out: the log has none of them")
+    elif column.is_generated:
         found = f"the log has none of them, so field {field} would never have a value"
         advice = (
             f"Declare the Table of {table} with computed={{{field!r}: …}}, a function "
             f"of the state, or leave the column out with drop=({column.name!r},)."
         )
-        return Finding(name, "fail", found, advice=advice)
-    if column.absent is not None:
-        if field is None:
-            return None
+        yield Finding(f"generated column {whole}", "fail", found, advice=advice)
+    elif column.absent is not None and field is not None:
         found = f"{column.absent}, so field {field} would never have its value"
-        advice = (
-            "" if column.sql else f"Remove the field, or leave it out: drop=({column.name!r},)."
-        )
-        return Finding(f"column {whole}", "fail", found, column.sql, advice or None)
-    if column.unmarked is not None and (field is not None or column.is_required):
+        remove = f"Remove the field, or leave it out: drop=({column.name!r},)."
+        yield Finding(f"column {whole}", "fail", found, column.sql, None if column.sql else remove)
+    elif column.absent is None and column.unmarked and (field or column.is_required):
         found = f"{column.unmarked}; Debezium would write null" + (
             ", and fail because the column is NOT NULL" if column.is_required else ""
         )
-        return Finding(f"column {whole}", "fail", found, column.sql, _APART)
-    return None
+        yield Finding(f"column {whole}", "fail", found, column.sql, _APART)
 
 
-def _misread(table: str, column: SourceColumn, field: str, mapping: TableMapping) -> Finding | None:
+def _misread(
+    table: str, column: SourceColumn, field: str, mapping: TableMapping
+) -> Iterator[Finding]:
     """What is wrong when the field takes the column's numbers for days or times that they are not.
 
     A field takes whole numbers for days or times only where that is declared.
@@ -238,29 +221,29 @@ def _misread(table: str, column: SourceColumn, field: str, mapping: TableMapping
     wanted = mapping.model_fields.get(field)
     reading = reads_as(kind, None if wanted is None else wanted.tree)
     if column.numbers is None or reading in (None, column.numbers):
-        return None
+        return
     if column.numbers == "numbers" and kind is not None:
-        return None
+        return
     found = f"its values are {column.numbers}, and field {field} would take them for {reading}"
     advice = (
         f"Give the field the column's type, or declare types={{{column.name!r}: …}} of its Table: "
         "the unit of a number ('s', 'ms', 'us', 'ns' or 'days'), or a function."
     )
-    return Finding(f"column {table}.{column.name}", "fail", found, advice=advice)
+    yield Finding(f"column {table}.{column.name}", "fail", found, advice=advice)
 
 
-def _uncovered(table: str, key: Sequence[str], mapping: TableMapping) -> list[Finding]:
+def _uncovered(table: str, key: Sequence[str], mapping: TableMapping) -> Iterator[Finding]:
     """Whether two rows with different keys become one entity."""
     columns = mapping.columns_beside_key(key)
     if not columns:
-        return []
+        return
     entity = mapping.entity_type
     found = (
         f"a row is named by {', '.join(key)}, and the key {entity.key} of {entity.name} does not "
         f"depend on {', '.join(columns)}: rows that differ there would become one entity"
     )
     advice = f"Declare computed={{{entity.key!r}: …}}, a function of all these columns."
-    return [Finding(f"key of {table}", "fail", found, advice=advice)]
+    yield Finding(f"key of {table}", "fail", found, advice=advice)
 
 
 def plugin_findings(kind: str, url: str) -> list[Finding]:

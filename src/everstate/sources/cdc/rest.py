@@ -40,11 +40,6 @@ class Connect:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
 
-    def names(self) -> list[str]:
-        """Names of all connectors."""
-        found: list[str] = self._ask("GET", "/connectors")
-        return found
-
     def plugin_version(self, class_name: str) -> str | None:
         """Version of the plugin with a connector's class; ``None``: the cluster has none."""
         found = self._ask("GET", "/connector-plugins")

@@ -20,6 +20,7 @@ from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import EverstateError, SourceReplaced, Unavailable
+from everstate.retrying import Retries
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.halted import SnapshotWatch
 from everstate.sources.cdc.misread import ColumnCheck
@@ -32,15 +33,11 @@ RESTARTS = Counter(
 )
 
 LOOK_S: Final = 5.0
-"""Seconds between two checks of a connector; the check that finds a first failure restarts it."""
-LOOK_SNAPSHOT_S: Final = 10.0
-"""Seconds between two checks of the progress of its snapshot."""
-LOOK_SOURCE_S: Final = 5.0
-"""Seconds between two checks that the database is still the one that was read. A copy that is
-younger than the last check is known by the end of its log only."""
-AGAIN_S: Final = 10.0
-"""Seconds until a connector that failed again is restarted; doubled each time."""
-AGAIN_S_MAX: Final = 600.0
+"""Seconds between two checks of a connector; the check that finds a first failure restarts it, and
+each asks for the database's mark: a copy that is younger is known by the end of its log only."""
+_AGAIN_S: Final = (10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0)
+"""Seconds until a connector that failed again is restarted."""
+AGAIN_S_MAX: Final = _AGAIN_S[-1]
 STEADY_S: Final = 60.0
 """A connector that ran for this many seconds after its pause is restarted at once when it fails."""
 
@@ -59,17 +56,13 @@ class Restarter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``find`` is called at each check, since a local Connect may be started later."""
-        self._name, self._find, self._clock = name, find, clock
-        self._watch, self._looked_at_s = SnapshotWatch(), -LOOK_SNAPSHOT_S
-        self._restarted_at_s: float | None = None
-        self._pause_s = 0.0
-        self._last_warning = ""
-        self._is_current, self._asked_at_s = False, -LOOK_SOURCE_S
-        self._replaced: SourceReplaced | None = None
+        self._name, self._find = name, find
+        self._watch = SnapshotWatch()
+        self._retries = Retries(steady_s=STEADY_S, clock=clock)
+        self._last_warning, self._is_current = "", False
 
     def step(self) -> bool:
         """Check once; out: whether the connector was restarted after a failure."""
-        now_s = self._clock()
         try:
             capturing = self._find()
             if not self._is_current:
@@ -78,11 +71,11 @@ class Restarter:
                 self._is_current = True
             failure = capturing.failure()
             if failure is None:
-                self._ask_source(capturing, now_s)
-                self._look_at_snapshot(capturing, now_s)
+                self._ask_source(capturing)
+                self._look_at_snapshot(capturing)
                 self._last_warning = ""
                 return False
-            if now_s < self._due_s(now_s):
+            if not self._retries.is_due(self._name):
                 return False
             given_up = capturing.restart_failed()
         except NoSuchConnector:
@@ -92,9 +85,9 @@ class Restarter:
             return False
         except EverstateError as error:
             self._warn_once(error)
-            self._put_off(now_s)
+            self._retries.failed(self._name, _AGAIN_S)
             return False
-        self._put_off(now_s)
+        self._retries.failed(self._name, _AGAIN_S)
         RESTARTS.labels(self._name).inc()
         logger.warning(
             "capture %s: its connector had failed and is started again: %s", self._name, failure
@@ -105,24 +98,17 @@ class Restarter:
             )
         return True
 
-    def _ask_source(self, capturing: Capturing, now_s: float) -> None:
+    def _ask_source(self, capturing: Capturing) -> None:
         """Pause a connector whose database was replaced: its rows could not be put in order."""
-        if now_s - self._asked_at_s >= LOOK_SOURCE_S:
-            self._asked_at_s, self._replaced = now_s, None
-            try:
-                capturing.check_source(renew=True)
-            except SourceReplaced as error:
-                self._replaced = error
-                if capturing.running_position():
-                    capturing.pause()
-        if self._replaced is not None:
-            raise self._replaced
+        try:
+            capturing.check_source(renew=True)
+        except SourceReplaced:
+            if capturing.running_position():
+                capturing.pause()
+            raise
 
-    def _look_at_snapshot(self, capturing: Capturing, now_s: float) -> None:
+    def _look_at_snapshot(self, capturing: Capturing) -> None:
         """Restart a connector whose snapshot halted: it resumes, or fails with the reason."""
-        if now_s - self._looked_at_s < LOOK_SNAPSHOT_S:
-            return
-        self._looked_at_s = now_s
         progress = self._watch.look(capturing.running_position())
         if progress == "silent":
             capturing.nudge()
@@ -132,17 +118,6 @@ class Restarter:
                 self._name,
             )
             capturing.restart_reading()
-
-    def _due_s(self, now_s: float) -> float:
-        if self._restarted_at_s is None:
-            return now_s
-        if now_s - self._restarted_at_s >= self._pause_s + STEADY_S:
-            self._pause_s = 0.0
-        return self._restarted_at_s + self._pause_s
-
-    def _put_off(self, now_s: float) -> None:
-        self._restarted_at_s = now_s
-        self._pause_s = min(AGAIN_S_MAX, max(AGAIN_S, self._pause_s * 2))
 
     def _warn_once(self, error: EverstateError) -> None:
         if str(error) != self._last_warning:

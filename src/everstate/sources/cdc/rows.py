@@ -31,6 +31,16 @@ SNAPSHOT: Final = "snapshot "
 """Prefix of the scheme in a snapshot row's position: where the log was when it was taken."""
 
 
+PROVENANCE: Final = (
+    "service_name",
+    "identifier",
+    "actor",
+    "reason",
+    "correlation_id",
+    "causation_id",
+    "api_version",
+)
+"""Fields of provenance that a source may give."""
 _NUMBERS: Final = range(-(2**63), 2**64)
 """Numbers that a position may have."""
 
@@ -96,14 +106,23 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Column → conversion (:data:`declaration.Convert`'s names), from the message's schema."""
 
 
-class TransactionMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A logical message of a transaction: its prefix, and its content."""
+class TransactionProvenance(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
+    """Provenance of all rows of a transaction, from a logical message."""
 
     transaction: str
     prefix: str
-    content: bytes
+    fields: dict[str, str]
     place: bytes | None = None
     time_us: int | None = None
+
+
+def value_in(image: Mapping[str, Any], name: str) -> Any:
+    """Value of a column in an image, or null; an exact name wins over one that differs in case."""
+    if (value := image.get(name)) is not None:
+        return value
+    lower = name.lower()
+    others = (one for other, one in image.items() if other.lower() == lower)
+    return next((one for one in others if one is not None), None)
 
 
 def position_in(row: SourceRow) -> dict[str, list[int | str]]:
@@ -135,15 +154,6 @@ def is_after(new: SourcePosition, old: SourcePosition) -> bool | None:
         if known is not None:
             return tuple(place) > tuple(known)
     return None
-
-
-def is_same(new: SourcePosition, old: SourcePosition) -> bool:
-    """Whether both are one place in the source's log."""
-    for scheme, place in new.items():
-        known = old.get(scheme)
-        if known is not None:
-            return tuple(place) == tuple(known)
-    return False
 
 
 def behind(places: Iterable[Mapping[str, list[int | str]]]) -> dict[str, list[int | str]]:

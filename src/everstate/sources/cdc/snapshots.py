@@ -20,7 +20,6 @@ from everstate.sources.cdc.notifications import Notification, notification
 from everstate.sources.cdc.refusing import refuse_failed
 from everstate.sources.cdc.restarting import Restarter, keep_running
 
-_REFUSED_MAX: Final = 8
 _ENDS: Final = frozenset({"COMPLETED", "ABORTED", "SKIPPED"})
 
 
@@ -85,7 +84,7 @@ def snapshot(
         closing(consumer.tail([names.notifications], idle_s=silence_s)) as records,
     ):
         with capturing.database() as database:
-            condition = database.condition(tables[0], [key]) if key else where
+            condition = database.condition(tables[0], key) if key else where
             if where:
                 _check(capture.name, database, tables[0], where)
             elif not key:
@@ -136,35 +135,17 @@ def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, An
     The signal stays in the captured database's log until the connector reads it, so the connector
     need not run now. Raises Unavailable, CaptureFailed, InvalidCapture.
     """
+    conditions, refused = list[str](), dict[int, str]()
     with capturing.database() as database:
-        conditions, refused = _conditions(database, table, keys)
+        for index, key in enumerate(keys):
+            try:
+                conditions.append(database.condition(table, key, is_raw=True))
+            except (InvalidCapture, CaptureFailed) as error:
+                refused[index] = error.message
         if not conditions:
             return Signalled(None, refused)
         signal_id = signal_snapshot(database, [table], " OR ".join(conditions))
     return Signalled(signal_id, refused)
-
-
-def _conditions(
-    database: CapturedDatabase, table: str, keys: Sequence[Mapping[str, Any]]
-) -> tuple[list[str], dict[int, str]]:
-    """SQL conditions for all keys but those that do not fit, which bisection finds.
-
-    When the first keys all fail, the table itself is taken to be the cause, and all are refused.
-    """
-    found: list[str] = []
-    refused: dict[int, str] = {}
-    parts = [list(enumerate(keys))]
-    while parts and keys:
-        part = parts.pop()
-        try:
-            found.append(database.condition(table, [key for _, key in part], is_raw=True))
-        except (InvalidCapture, CaptureFailed) as error:
-            if len(part) == 1 or (not found and len(refused) >= _REFUSED_MAX):
-                refused.update(dict.fromkeys((index for index, _ in part), error.message))
-                continue
-            half = len(part) // 2
-            parts += [part[half:], part[:half]]
-    return found, refused
 
 
 def declared(capturing: Capturing, table: str) -> str:

@@ -103,6 +103,13 @@ def state_name(entity: str, key: str) -> bytes:
     return _STATE + f"{entity}\0{key}".encode()
 
 
+def forget_image(copy: StateCopy, entity: str, key: str) -> None:
+    """Let no row be completed with the last state of a deleted entity, which is uncertain."""
+    name = state_name(entity, key)
+    if (row := copy.get(name)) is not None and (known := known_row(row)).is_deleted:
+        copy.write({name: state_row(msgspec.structs.replace(known, image=b""))})
+
+
 def held_name(key: bytes) -> bytes:
     """Name in the copy of a record of the held topic, by its key there."""
     return (_OLDER if key.startswith(b"\n") else _HELD) + key

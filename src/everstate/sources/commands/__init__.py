@@ -19,17 +19,4 @@ if TYPE_CHECKING:
     from everstate.sources.commands.process import ProcessRunner as ProcessRunner
     from everstate.sources.commands.wire import Outcome as Outcome
 
-__getattr__ = loader(
-    __name__,
-    {
-        "everstate.declarations.commands": ("CommandGroup",),
-        "everstate.declarations.processes": ("Effect", "ProcessManager"),
-        "everstate.errors": ("Rejected",),
-        "everstate.sources.commands.answer": ("Answer",),
-        "everstate.sources.commands.client": ("CommandClient", "wait_all"),
-        "everstate.sources.commands.handler": ("CommandHandler",),
-        "everstate.sources.commands.parked": ("Parked", "read_parked", "replay"),
-        "everstate.sources.commands.process": ("ProcessRunner",),
-        "everstate.sources.commands.wire": ("Outcome",),
-    },
-)
+__getattr__ = loader(__name__)

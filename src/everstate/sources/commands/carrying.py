@@ -60,7 +60,10 @@ class Carrying(Closing):
             changelogs = list(map(self._names.changes, read))
             self._identities = topics.identities(changelogs) if changelogs else {}
         self._offsets = Offsets(config)
-        self._new = [each for each in processes.values() if not self._has_records(each)]
+        seen = {each.name: self._names.seen(each.name) for each in processes.values()}
+        ends = self._offsets.stable_ends(seen.values())
+        used = {topic for (topic, _), end in ends.items() if end}
+        self._new = [each for each in processes.values() if seen[each.name] not in used]
         """Process managers that never ran on this log."""
 
     def close(self) -> None:
@@ -165,9 +168,6 @@ class Carrying(Closing):
         place = (topic, number)
         begins, ends = self._offsets.beginnings([topic]), self._offsets.stable_ends([topic])
         return begins[place], ends[place]
-
-    def _has_records(self, process: ProcessManager) -> bool:
-        return any(self._offsets.stable_ends([self._names.seen(process.name)]).values())
 
 
 def _newest(records: Iterable[Record]) -> dict[bytes, tuple[int, int]]:

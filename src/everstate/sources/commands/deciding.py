@@ -20,7 +20,7 @@ from everstate.changes import (
 from everstate.changes.accepting import read_exactly
 from everstate.changes.names import command_fault
 from everstate.changes.values import model_json
-from everstate.declarations.commands import CommandGroup
+from everstate.declarations.commands import CommandGroup, facts_of
 from everstate.errors import (
     EverstateError,
     InvalidRequest,
@@ -29,7 +29,6 @@ from everstate.errors import (
 )
 from everstate.errors.base import described
 from everstate.http.etags import Conditions, parse_condition
-from everstate.sources.commands.facts import facts_of
 from everstate.sources.commands.store import NEVER
 from everstate.sources.commands.wire import (
     AnsweredChange,

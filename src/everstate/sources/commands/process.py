@@ -26,7 +26,7 @@ from everstate.errors import (
     TopicResized,
 )
 from everstate.errors.log import REPLAYED
-from everstate.log.attempt import Attempt, Incoming
+from everstate.log.attempt import Attempt, Incoming, place_of
 from everstate.log.consumer import Consumer
 from everstate.log.loop import (
     LogPartition,
@@ -184,7 +184,7 @@ class ProcessWork:
         """
         now_us = _us(self._clock())
         for message in batch:
-            topic, number = message.topic() or "", message.partition() or 0
+            topic, number, _ = place_of(message)
             try:
                 change = self._codecs[topic].decode(message.value() or b"")
             except InvalidChange as error:

@@ -47,7 +47,6 @@ class Restorer:
         self._names = TopicNames(config.log.prefix)
         self._offsets = Offsets(config)
         self._consumer = Consumer(config, client_id="everstate-commands-restore")
-        self._ids: dict[str, tuple[str, ...]] = {}
 
     def close(self) -> None:
         """Close the connections."""
@@ -63,7 +62,8 @@ class Restorer:
         answers within ``commands.remember_hours``) when it was lost or is of another version.
         """
         topics = self._topics(entity)
-        ids = dict(zip(topics, self._topic_ids(*topics), strict=True))
+        with Topics(self._config) as asked:
+            ids = {topic: found.topic_id for topic, found in asked.identities(topics).items()}
         # The group's offset was read before: after this a former owner cannot commit any more.
         ends = self._offsets.settled_ends(topics, partition, alive)
         store = open_store(path, fingerprint, ids)
@@ -91,11 +91,6 @@ class Restorer:
     def _topics(self, entity: str) -> tuple[str, str, str]:
         names = self._names
         return names.changes(entity), names.state(entity), names.replies(entity)
-
-    def _topic_ids(self, *topics: str) -> tuple[str, ...]:
-        with Topics(self._config) as asked:
-            found = asked.identities(topics)
-        return tuple(found[topic].topic_id for topic in topics)
 
     def _fill(
         self,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 from uuid import UUID, uuid5
 
 from fastapi import APIRouter, Header, Request
@@ -30,7 +29,7 @@ from everstate.http.callers import idempotency_key_of, occurred_at_of
 from everstate.http.etags import parse_condition
 from everstate.http.masks import NO_MASK, Mask
 from everstate.sources.commands.answer import Answer
-from everstate.sources.commands.client import TIMEOUT_S
+from everstate.sources.commands.client import TIMEOUT_S, CommandClient
 from everstate.sources.commands.wire import Outcome, encode
 from everstate.telemetry import RateLimitedLogger
 from everstate.views.project import Project
@@ -78,33 +77,15 @@ class CommandProblem(BaseModel):
     data: dict[str, Any] | None = None
 
 
-class Sender(Protocol):
-    """Sends commands: a CommandClient, or an object that opens one later."""
-
-    async def send_async(
-        self,
-        entity: str,
-        key: str,
-        command: BaseModel,
-        *,
-        provenance: Provenance,
-        command_id: UUID | None = None,
-        occurred_at: datetime | None = None,
-        if_match: str | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> Answer:
-        """Like :meth:`CommandClient.send_async`."""
-
-
 def router(
     app: Project,
-    client: Sender,
+    client: Callable[[], CommandClient],
     provenance_of: ProvenanceOf,
     *,
     mask_of: MaskOf = lambda _request, _entity: NO_MASK,
     body_bytes_max: int = 1_048_576,
 ) -> APIRouter:
-    """One route for each command of each entity type; the caller must close the client.
+    """One route for each command of each entity type; ``client`` raises while it is not open.
 
     Headers: ``If-Match`` is a condition on the entity's version, as for CRUD; ``Idempotency-Key``
     identifies the command (a UUID is its id; any other text is hashed to one for each caller), and
@@ -125,7 +106,7 @@ def _add(
     group: CommandGroup,
     name: str,
     model: type[BaseModel],
-    client: Sender,
+    client: Callable[[], CommandClient],
     provenance_of: ProvenanceOf,
     mask_of: MaskOf,
     body_bytes_max: int,
@@ -148,10 +129,11 @@ def _add(
             condition = None if if_match is None else ", ".join(if_match)
             match = parse_condition("If-Match", condition)
             body = await read_body(request, body_bytes_max)
-            answer = await client.send_async(
+            command = await beside_loop(len(body), partial(group.read, name, body))
+            answer = await client().send_async(
                 group.name,
                 key,
-                await beside_loop(len(body), partial(group.read, name, body)),
+                command,
                 provenance=provenance,
                 command_id=command_id,
                 occurred_at=occurred_at_of(headers),

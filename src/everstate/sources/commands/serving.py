@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter
 
 from everstate.config import Config
 from everstate.errors import Unavailable
 from everstate.http.asgi import Desk
-from everstate.sources.commands.answer import Answer
 from everstate.sources.commands.client import CommandClient
 from everstate.sources.commands.router import router
 from everstate.sources.way_in import ReadinessCheck, Served
@@ -46,15 +45,11 @@ class ServedCommands(Served):
         """One router for all."""
         yield router(
             self._app,
-            self,
+            self._opened,
             self._desk.provenance_of,
             mask_of=lambda request, entity: self._desk.identify(request).mask(entity),
             body_bytes_max=self._config.log.message_bytes_max,
         )
-
-    async def send_async(self, *arguments: Any, **more: Any) -> Answer:
-        """Like :meth:`CommandClient.send_async`; raises Unavailable while it is not open."""
-        return await self._opened().send_async(*arguments, **more)
 
     def _opened(self) -> CommandClient:
         if self._client is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -102,11 +102,6 @@ class PartitionStore:
         """Remembered answer; ``name`` is an :func:`answer_key`."""
         found = self.copy.get(_ANSWER + name)
         return None if found is None else found[8:]
-
-    def states(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every stored entity: key and row."""
-        for name, row in self.copy.scan(_STATE):
-            yield name[1:], row
 
     def write(self, batch: StoreBatch, now_ms: int) -> None:
         """Add rows from the log, or from one committed transaction."""

@@ -23,7 +23,7 @@ from everstate.errors import (
     StateStoreFailed,
 )
 from everstate.errors.base import described
-from everstate.log.attempt import Attempt, Incoming
+from everstate.log.attempt import Attempt, Incoming, place_of
 from everstate.log.client import record_bytes_max
 from everstate.log.loop import LogPartition, Send
 from everstate.log.positions import Ends, check_ends
@@ -170,11 +170,6 @@ class CommandWork:
         """The topics to read."""
         return tuple(self._entity_of)
 
-    @property
-    def owned(self) -> Sequence[LogPartition]:
-        """Partitions that are open."""
-        return tuple(self._partitions)
-
     def check_topics(self) -> None:
         """Raise TopicResized when a number of partitions changed, and LogError when they differ.
 
@@ -261,12 +256,9 @@ class CommandWork:
         if self._restorer is not None and time.monotonic() - self._saved_at > _SAVE_EVERY_S:
             self._ends = self._restorer.ends({each.entity for each in self._partitions.values()})
         for message in batch:
-            topic, number, offset = message.topic(), message.partition(), message.offset()
-            assert topic is not None
-            assert number is not None
-            assert offset is not None
+            topic, number, offset = place_of(message)
             partition = self._partitions[topic, number]
-            self._one(partition, message, offset, now, send, attempt)
+            self._one(_Received(partition, message, offset, send), now, attempt)
             partition.batch.command_offset = offset
         for partition in self._partitions.values():
             state_topic = self._topics[partition.entity][1]
@@ -292,21 +284,13 @@ class CommandWork:
         if ends is not None:
             self._saved_at = time.monotonic()
 
-    def _one(
-        self,
-        partition: CommandPartition,
-        message: Incoming,
-        offset: int,
-        now: datetime,
-        send: Send,
-        attempt: Attempt,
-    ) -> None:
+    def _one(self, received: _Received, now: datetime, attempt: Attempt) -> None:
         """Decide one command."""
-        key, value = message.key() or b"", message.value() or b""
-        headers = dict(message.headers() or ())
+        message, partition, headers = received.message, received.partition, received.headers
+        key = message.key() or b""
         topics = self._topics[partition.entity]
         try:
-            command = decode_command(value)
+            command = decode_command(message.value() or b"")
             provenance_of(bytes(command.provenance))
             check_key(partition.entity, command.key)
             if command.key.encode() != key or command.entity != partition.entity or not key:
@@ -314,13 +298,13 @@ class CommandWork:
                     f"it is to {command.entity} {command.key!r}, its record to {key!r}"
                 )
         except (msgspec.DecodeError, ValueError, InvalidChange) as cause:
-            self._park_unreadable(partition, message, offset, str(cause)[:REASON_MAX], send)
+            self._park_unreadable(received, str(cause)[:REASON_MAX])
             return
         name = answer_key(key, command.id.bytes)
         again = REPLAY in headers or DISCARD in headers
         known = partition.answer(name)
         if known is not None and not (again and decode_answer(known).outcome is Outcome.PARKED):
-            self._reply(partition, key, known, headers, offset, send)
+            self._reply(received, known)
             return
         refused = attempt.refused(message)
         if refused is None:
@@ -331,14 +315,14 @@ class CommandWork:
             held = RememberedEntity(partition.version(key), None, None)
             decided = partition.decider.park(held, command, refused)
         for change_key, change, change_headers in decided.changes:
-            send(topics[0], change_key, change, change_headers, partition.number)
+            received.give(topics[0], change_key, change, change_headers)
             partition.newest[key] = (change, change_headers)
         if decided.changes:
             partition.open[key] = decided.held
         partition.batch.answers[name] = decided.answer
         if decided.parked is not None or again:
-            self._keep_parked(partition, command, decided, message, offset, send)
-        self._reply(partition, key, decided.answer, headers, offset, send)
+            self._keep_parked(received, command, decided)
+        self._reply(received, decided.answer)
 
     def _decide(
         self,
@@ -360,87 +344,64 @@ class CommandWork:
             return decider.park(held, command, f"its stored state: {said}")
         return decider.discard(held, command) if give_up else decider.decide(held, command, now)
 
-    def _reply(
-        self,
-        partition: CommandPartition,
-        key: bytes,
-        answer: bytes,
-        headers: Mapping[str, Any],
-        offset: int,
-        send: Send,
-    ) -> None:
-        client = (headers.get(CLIENT) or b"")[:KEY_BYTES_MAX]
-        headers_out = [(OFFSET, b"%d" % offset), (CLIENT, client)]
-        send(self._topics[partition.entity][2], key, answer, headers_out, partition.number)
+    def _reply(self, received: _Received, answer: bytes) -> None:
+        client = (received.headers.get(CLIENT) or b"")[:KEY_BYTES_MAX]
+        headers = [(OFFSET, b"%d" % received.offset), (CLIENT, client)]
+        topic = self._topics[received.partition.entity][2]
+        received.give(topic, received.message.key(), answer, headers)
 
-    def _keep_parked(
-        self,
-        partition: CommandPartition,
-        command: WireCommand,
-        decided: Decided,
-        message: Incoming,
-        offset: int,
-        send: Send,
-    ) -> None:
+    def _keep_parked(self, received: _Received, command: WireCommand, decided: Decided) -> None:
         """Park the command, or remove it from the parked ones when it was decided now."""
-        parked_topic = self._topics[partition.entity][3]
-        again = _named_again(message)
+        entity, again = received.partition.entity, received.named_again
         parked_as = again or str(command.id).encode()
         if decided.parked is not None:
             _parked.log(
                 "%s %r: %s %s is parked: %s",
-                *(partition.entity, command.key, command.command[:100], command.id, decided.parked),
+                *(entity, command.key, command.command[:100], command.id, decided.parked),
             )
-            self._send_parked(partition, parked_as, message, offset, decided.parked, send)
+            self._send_parked(received, parked_as, decided.parked)
         elif again:
-            send(parked_topic, parked_as, None, [], partition.number)
+            received.give(self._topics[entity][3], parked_as, None, [])
 
-    def _park_unreadable(
-        self, partition: CommandPartition, message: Incoming, offset: int, reason: str, send: Send
-    ) -> None:
+    def _park_unreadable(self, received: _Received, reason: str) -> None:
         """Park an unreadable command, or remove it when it is discarded; it gets no answer."""
-        headers = dict(message.headers() or ())
-        parked_as = _named_again(message) or b"%d@%d" % (partition.number, offset)
-        parked_topic = self._topics[partition.entity][3]
-        if DISCARD in headers:
-            send(parked_topic, parked_as, None, [], partition.number)
+        entity, place = received.partition.entity, (received.partition.number, received.offset)
+        parked_as = received.named_again or b"%d@%d" % place
+        if DISCARD in received.headers:
+            received.give(self._topics[entity][3], parked_as, None, [])
             return
-        _unreadable.log(
-            "%s[%d]@%d: unreadable: %s", partition.entity, partition.number, offset, reason
-        )
-        self._send_parked(partition, parked_as, message, offset, reason, send)
+        _unreadable.log("%s[%d]@%d: unreadable: %s", entity, *place, reason)
+        self._send_parked(received, parked_as, reason)
 
-    def _send_parked(
-        self,
-        partition: CommandPartition,
-        parked_as: bytes,
-        message: Incoming,
-        offset: int,
-        reason: str,
-        send: Send,
-    ) -> None:
+    def _send_parked(self, received: _Received, parked_as: bytes, reason: str) -> None:
         """Park a command; a value that is too large with the headers stays in its topic only."""
-        value, topic = message.value() or b"", self._topics[partition.entity][3]
+        value, partition = received.message.value() or b"", received.partition
         if len(value) > self._parked_bytes_max:
             reason = f"its {len(value):,} bytes are in the commands topic only: {reason}"
             value = b""
-        headers = _parked_headers(message, partition.number, offset, reason)
-        send(topic, parked_as, value, headers, partition.number)
+        headers = [
+            (REASON, reason[:REASON_MAX].encode()),
+            (PLACE, b"%d@%d" % (partition.number, received.offset)),
+            ("key", (received.message.key() or b"")[:KEY_BYTES_MAX]),
+        ]
+        received.give(self._topics[partition.entity][3], parked_as, value, headers)
 
 
-def _named_again(message: Incoming) -> bytes:
-    """The name under which a replayed or discarded command was parked; empty: it is neither."""
-    headers: dict[str, Any] = dict(message.headers() or ())
-    named: bytes = headers.get(REPLAY) or headers.get(DISCARD) or b""
-    return named[:KEY_BYTES_MAX]
+class _Received:
+    """A command's record that is decided now, and how what follows from it is sent."""
 
+    def __init__(
+        self, partition: CommandPartition, message: Incoming, offset: int, send: Send
+    ) -> None:
+        self.partition, self.message, self.offset, self._send = partition, message, offset, send
+        self.headers: dict[str, Any] = dict(message.headers() or ())
 
-def _parked_headers(
-    message: Incoming, partition: int, offset: int, reason: str
-) -> list[tuple[str, bytes]]:
-    key = message.key() or b""
-    return [
-        (REASON, reason[:REASON_MAX].encode()),
-        (PLACE, b"%d@%d" % (partition, offset)),
-        ("key", key[:KEY_BYTES_MAX]),
-    ]
+    def give(self, topic: str, key: bytes | None, value: bytes | None, headers: Any) -> None:
+        """Send a record to the partition that the command came from."""
+        self._send(topic, key, value, headers, self.partition.number)
+
+    @property
+    def named_again(self) -> bytes:
+        """The name under which a replayed or discarded command was parked; empty: it is neither."""
+        named: bytes = self.headers.get(REPLAY) or self.headers.get(DISCARD) or b""
+        return named[:KEY_BYTES_MAX]

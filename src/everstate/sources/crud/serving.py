@@ -30,9 +30,6 @@ class ServedStores(Served):
         self._stores, self._serving = stores, serving
         self.reads = [store.entity_type.name for store in stores]
 
-    def open(self) -> None:
-        """Do nothing: the stores were opened before the API starts, and report what is wrong."""
-
     def routers(self) -> Iterable[APIRouter]:
         """One router for each entity type."""
         desk, schemas, past, _ = self._serving

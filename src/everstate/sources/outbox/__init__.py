@@ -21,17 +21,4 @@ if TYPE_CHECKING:
     from everstate.sources.outbox.marks import read_status as read_status
     from everstate.sources.outbox.relay import Relay as Relay
 
-__getattr__ = loader(
-    __name__,
-    {
-        "everstate.sources.outbox.installing": (
-            "Installation",
-            "Registered",
-            "install_outbox",
-            "read_emitters",
-            "read_registered",
-        ),
-        "everstate.sources.outbox.marks": ("Blocked", "OutboxStatus", "read_status"),
-        "everstate.sources.outbox.relay": ("Relay",),
-    },
-)
+__getattr__ = loader(__name__)

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-import msgspec
 from psycopg import sql
 
 from everstate.changes import (
-    Change,
     ChangeCodec,
-    DomainEvent,
     EntityType,
-    Kind,
-    Provenance,
     SourceTransaction,
 )
-from everstate.changes.json_numbers import number_of
 from everstate.config import Config
 from everstate.errors import InvalidChange
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.sources.outbox.pending import Transaction
 from everstate.sources.stores.postgres.database import OutboxConnection
+from everstate.sources.stores.rows import stored_change
 
 _ROWS: Final = sql.SQL("""
 SELECT id, xid::text, entity, key, version, kind, change_id, schema_version, occurred_at,
@@ -130,34 +124,5 @@ class Composer:
         if way is None:
             raise ValueError("the app has no entity type of this name")
         codec, topic, state_topic = way
-        change: Change[bytes] = Change(
-            id=row.change_id,
-            entity=row.entity,
-            schema_version=row.schema_version,
-            key=row.key,
-            version=row.version,
-            kind=_KINDS[row.kind],
-            occurred_at=datetime.fromisoformat(row.occurred_at),
-            recorded_at=row.recorded_at,
-            provenance=_provenance(row.provenance),
-            current=None if row.after is None else row.after.encode(),
-            original=None if row.before is None else row.before.encode(),
-            event=None if row.event is None else _event(row.event),
-            transaction=block,
-        )
+        change = stored_change(row.entity, row.key, row, row.before, row.recorded_at, block)
         return *codec.encode(change), topic, state_topic
-
-
-_KINDS: Final = {kind.value: kind for kind in Kind}
-_decode_provenance = msgspec.json.Decoder(Provenance).decode
-_decode_event = msgspec.json.Decoder(DomainEvent, float_hook=number_of).decode
-
-
-@lru_cache(maxsize=4096)
-def _provenance(text: str) -> Provenance:
-    return _decode_provenance(text)
-
-
-@lru_cache(maxsize=4096)
-def _event(text: str) -> DomainEvent:
-    return _decode_event(text)

@@ -7,7 +7,7 @@ the function's results and errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, Protocol, TypeAlias
 from uuid import UUID
@@ -18,7 +18,7 @@ from psycopg.rows import tuple_row
 from pydantic import BaseModel
 
 from everstate.changes import DomainEvent, EntityType, Kind, Provenance
-from everstate.changes.codec import WireProvenance
+from everstate.changes.codec import wire_provenance
 from everstate.changes.keys import check_key
 from everstate.errors import (
     ChainBroken,
@@ -160,8 +160,12 @@ def emit_arguments(
 ) -> Arguments:
     """Values of :data:`EMIT`, checked and encoded by the model; raises as :func:`emit` does."""
     name = entity_type.name
+    # The state before a change may have fields that only an older model had.
+    read: Callable[[Any], BaseModel] = entity_type.validate
+    if isinstance(before, Mapping):
+        read = entity_type.validate_exactly
     states = [
-        None if before is None else _state_before(entity_type, before),
+        None if before is None else read(before),
         None if after is None else entity_type.accept(after),
     ]
     keys = {entity_type.key_of(state) for state in states if state is not None}
@@ -182,13 +186,6 @@ def emit_arguments(
     }
 
 
-def _state_before(entity_type: EntityType, before: GivenEntity) -> BaseModel:
-    """The state before a change, which may have fields that only an older model had."""
-    if isinstance(before, Mapping):
-        return entity_type.validate_exactly(before)
-    return entity_type.validate(before)
-
-
 def _why(
     entity: str,
     key: str,
@@ -197,16 +194,7 @@ def _why(
     occurred_at: datetime | None,
 ) -> Arguments:
     provenance_text(entity, key, provenance)
-    wire = WireProvenance(
-        provenance.api_version,
-        provenance.service_name,
-        provenance.identifier,
-        provenance.actor,
-        provenance.reason,
-        provenance.correlation_id,
-        provenance.causation_id,
-    )
-    given = msgspec.to_builtins(wire)
+    given = msgspec.to_builtins(wire_provenance(provenance))
     del given["transaction"]
     return {
         "provenance": _encode(given).decode(),

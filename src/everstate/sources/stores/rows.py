@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
 from pydantic import BaseModel, TypeAdapter
 
-from everstate.changes import DomainEvent, EntityType, Kind, Provenance, new_change_id
+from everstate.changes import (
+    Change,
+    DomainEvent,
+    EntityType,
+    Kind,
+    Provenance,
+    SourceTransaction,
+    new_change_id,
+)
 from everstate.changes.codec import check_names, check_provenance, event_json
 from everstate.changes.entity import holds_nul
 from everstate.changes.fields import tree_of
+from everstate.changes.json_numbers import number_of
 from everstate.changes.keys import check_key
 from everstate.changes.moments import all_with_minutes, check_moment, with_minutes
 from everstate.changes.values import UNSTORABLE, may_hold_unstorable, storable
@@ -41,14 +50,11 @@ class PreparedRow(NamedTuple):
     event: str | None
 
 
-class Settle(Protocol):
-    """Decides, under the rows' locks, which other states are written instead of prepared ones."""
+Settle: TypeAlias = Callable[[Mapping[str, str], Sequence[PreparedRow]], dict[int, str]]
+"""Decides, under the rows' locks, which other states are written instead of prepared ones.
 
-    def __call__(self, stored: Mapping[str, str], rows: Sequence[PreparedRow]) -> dict[int, str]:
-        """States by the place of their row; ``stored``: JSON of entities that exist, by key.
-
-        It may be called again with the same rows.
-        """
+It gets the JSON of the entities that exist, by key, and the rows, and gives states by the place of
+their row. It may be called again with the same rows."""
 
 
 def prepare(
@@ -172,6 +178,42 @@ def provenance_text(entity: str, key: str, provenance: Provenance | None) -> str
 @lru_cache(maxsize=4096)
 def _provenance_json(provenance: Provenance) -> str:
     return _without_nul(_encode(provenance))
+
+
+def stored_change(
+    entity: str,
+    key: str,
+    row: Any,
+    before: str | None,
+    recorded_at: datetime,
+    transaction: SourceTransaction | None = None,
+) -> Change[bytes]:
+    """The change that a stored row has; ``before``: JSON of the state before it.
+
+    Raises ValueError and KeyError for a row that has none. Cost: 1 µs.
+    """
+    return Change(
+        id=row.change_id,
+        entity=entity,
+        schema_version=row.schema_version,
+        key=key,
+        version=row.version,
+        kind=_KINDS[row.kind],
+        occurred_at=datetime.fromisoformat(row.occurred_at),
+        recorded_at=recorded_at,
+        provenance=_stored_provenance(row.provenance),
+        current=None if row.after is None else row.after.encode(),
+        original=None if before is None else before.encode(),
+        event=None if row.event is None else _stored_event(row.event),
+        transaction=transaction,
+    )
+
+
+_KINDS: Final = {kind.value: kind for kind in Kind}
+_stored_provenance: Final = lru_cache(maxsize=4096)(msgspec.json.Decoder(Provenance).decode)
+_stored_event: Final = lru_cache(maxsize=4096)(
+    msgspec.json.Decoder(DomainEvent, float_hook=number_of).decode
+)
 
 
 def event_text(entity: str, key: str, event: DomainEvent, service: str) -> str:

@@ -29,18 +29,4 @@ if TYPE_CHECKING:
     from everstate.views.control.verdicts import WaitingKey as WaitingKey
 
 # Reading an entity needs the state of its view, but neither Arrow nor Kafka.
-__getattr__ = loader(
-    __name__,
-    {
-        "everstate.views.control.control": ("Control", "ControlConnection", "opened_control"),
-        "everstate.views.control.dead_letters": ("DeadChange",),
-        "everstate.views.control.positions": ("Counters", "ViewPosition"),
-        "everstate.views.control.registry": (
-            *("BUILDING", "DROPPED", "KEPT", "LIVE", "RETIRED", "WAITING"),
-            "ViewVersion",
-        ),
-        "everstate.views.control.requests": ("QUERY", "RECOMPUTE", "Request"),
-        "everstate.views.control.statuses": ("ViewStatuses",),
-        "everstate.views.control.verdicts": ("WaitingKey",),
-    },
-)
+__getattr__ = loader(__name__)

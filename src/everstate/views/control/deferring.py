@@ -13,8 +13,7 @@ import pyarrow as pa
 from everstate.postgres import Connection
 from everstate.views.batch import Batch
 from everstate.views.control.schema import Schema
-from everstate.views.control.verdicts import unpacked
-from everstate.views.gate import Bools, Keys
+from everstate.views.control.verdicts import packed, unpacked
 from everstate.views.policies import deferred, taken
 from everstate.views.tables import KeptTable, planned_columns
 
@@ -25,7 +24,7 @@ PART_CHANGES: Final = 2_000
 _NEEDED: Final = ("offset", "key", "version", "occurred_at", "recorded_at")
 """Columns of changes that merges read besides the planned columns of the view."""
 _PLACE: Final = "view = %s AND version = %s AND generation = %s AND partition = %s"
-_IPC: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+_COMPRESSION: Final = "lz4"
 _OFFSETS: Final = pa.ipc.IpcReadOptions(included_fields=[_NEEDED.index("offset")])
 
 
@@ -53,16 +52,12 @@ class Deferred(Schema):
     def pass_on(self, batch: Batch) -> Batch:
         """The changes that the view applies now; the others are stored, in the same transaction."""
         batch = taken(self._kept, batch)
-        later = deferred(self._kept, batch, self._waits)
+        later = deferred(self._kept, batch, lambda keys: np.isin(keys.hashes, self._marks()))
         if not later.any():
             return batch
         needed = batch.changes.select([*_NEEDED, *planned_columns(self._kept)])
         self._defer(needed.filter(pa.array(later)), batch.keys.hashes[batch.keys.by_row[later]])
         return Batch(batch.changes.filter(pa.array(~later)), batch.floors)
-
-    def _waits(self, keys: Keys) -> Bools:
-        """Whether each key has a deferred change, or, rarely, the same hash as such a key."""
-        return np.isin(keys.hashes, self._marks())
 
     def _marks(self) -> npt.NDArray[np.uint32]:
         """Hashes of all keys with deferred changes; those of known parts are cached."""
@@ -97,7 +92,7 @@ class Deferred(Schema):
             self.run(
                 "INSERT INTO {deferred} (view, version, generation, partition, changes, "
                 "first_offset, keys, rows) VALUES (%s, %s, %s, %s, %s, %s, %b, %b)",
-                (*self._place, part.num_rows, _first(part), keys, _packed(part)),
+                (*self._place, part.num_rows, _first(part), keys, packed(part, _COMPRESSION)),
             )
 
     def oldest(self) -> tuple[int, Batch] | None:
@@ -117,7 +112,7 @@ class Deferred(Schema):
         rest = changes.slice(count)
         self.run(
             "UPDATE {deferred} SET changes = %s, first_offset = %s, rows = %b WHERE id = %s",
-            (rest.num_rows, _first(rest), _packed(rest), part),
+            (rest.num_rows, _first(rest), packed(rest, _COMPRESSION), part),
         )
 
 
@@ -143,10 +138,3 @@ def _first(changes: pa.Table) -> int:
 
 _SEEN: Final[dict[tuple[Any, ...], dict[int, npt.NDArray[np.uint32]]]] = {}
 """Hashes of the keys of parts, cached by place in this process; a part never changes."""
-
-
-def _packed(changes: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, changes.schema, options=_IPC) as writer:
-        writer.write_table(changes)
-    return bytes(sink.getvalue())

@@ -170,22 +170,39 @@ class Positions(Schema):
         )
         return moved.rowcount == 1
 
-    def core_position(
-        self, core: Core, partition: int, *, hold: bool = False, waits: bool = True
-    ) -> int | None:
-        """The core's position; ``hold`` locks it until the transaction ends (V7).
-
-        ``None``: there is none, or the core moves it just now and ``waits`` is false.
-        """
+    def core_position(self, core: Core, partition: int, *, hold: bool = False) -> int | None:
+        """The core's position, if it has one; ``hold`` locks it until the transaction ends (V7)."""
         position: int | None = self.value(
             "SELECT next_offset FROM {position} WHERE "
             + _PLACE
             + " AND fingerprint = %s"
-            + (" FOR SHARE" if hold else "")
-            + (" SKIP LOCKED" if hold and not waits else ""),
+            + (" FOR SHARE" if hold else ""),
             (core.view, core.version, core.generation, partition, CORE_FINGERPRINT),
         )
         return position
+
+    def hold_deferred(self, core: Core, table: KeptTable, *, waits: bool) -> int | None:
+        """The partition of a view's oldest deferred change; locks the core's position there.
+
+        Of the partitions in which the view's position is of this plan. Without ``waits`` a
+        partition that the core is writing just now is passed over.
+        """
+        partition: int | None = self.value(
+            "SELECT partition FROM {position} AS place, LATERAL (SELECT id FROM {deferred} AS part "
+            "WHERE (part.view, part.version) = (%s, %s) AND part.generation = place.generation "
+            "AND part.partition = place.partition ORDER BY id LIMIT 1) AS oldest "
+            "WHERE view = %s AND version = %s AND generation = %s AND fingerprint = %s "
+            "AND EXISTS (SELECT FROM {position} AS own WHERE own.view = %s AND own.version = %s "
+            "AND own.generation = place.generation AND own.partition = place.partition "
+            "AND own.fingerprint = %s) "
+            "ORDER BY oldest.id LIMIT 1 FOR SHARE OF place" + ("" if waits else " SKIP LOCKED"),
+            (
+                *(table.view, table.version),
+                *(core.view, core.version, core.generation, CORE_FINGERPRINT),
+                *(table.view, table.version, table.fingerprint),
+            ),
+        )
+        return partition
 
     def advance(self, core: Core, ranges: Mapping[int, Range]) -> None:
         """Move the core, and the riders at its position, past ranges without records (V8).

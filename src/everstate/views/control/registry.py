@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
@@ -28,12 +28,6 @@ DROPPED: Final = "dropped"
 _LEFT: Final = (
     "its rows are deleted while `everstate run` runs; if their store is gone for good, "
     "`everstate views drop {} --forget` forgets them"
-)
-
-_COLUMNS: Final = (
-    "name, version, entity, kind, definition, fields, fingerprint, status, status_reason, error, "
-    "waits_for, progress, built, published, published_at, options, changed_at, verified_at, "
-    "verified, undone"
 )
 
 
@@ -114,6 +108,9 @@ class ViewVersion:
     def why(self) -> str | None:
         """Its error, what it waits for and the reason of its status; ``None``: it has none."""
         return reasons_text(self.error, self.waits_for, self.status_reason)
+
+
+_COLUMNS: Final = ", ".join(field.name for field in fields(ViewVersion))
 
 
 def reasons_text(*reasons: str | None) -> str | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 StatementValues: TypeAlias = Sequence[Any] | Mapping[str, Any]
 """Parameters of a statement."""
 
+# EXTERNAL, where values are compressed already, or do not become smaller.
 _DDL: Final = """
 CREATE TABLE IF NOT EXISTS {s}.position (
     view text NOT NULL, version int NOT NULL, entity text NOT NULL, generation int NOT NULL,
@@ -82,7 +83,8 @@ CREATE TABLE IF NOT EXISTS {s}.request (
 CREATE TABLE IF NOT EXISTS {s}.deferred (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, view text NOT NULL, version int NOT NULL,
     generation int NOT NULL, partition int NOT NULL, changes int NOT NULL,
-    first_offset bigint NOT NULL, keys bytea NOT NULL, rows bytea NOT NULL);
+    first_offset bigint NOT NULL,
+    keys bytea STORAGE EXTERNAL NOT NULL, rows bytea STORAGE EXTERNAL NOT NULL);
 CREATE INDEX IF NOT EXISTS deferred_place ON {s}.deferred
     (view, version, generation, partition, id);
 CREATE TABLE IF NOT EXISTS {s}.stored_table (
@@ -97,11 +99,6 @@ CREATE TABLE IF NOT EXISTS {s}.identity (
 INSERT INTO {s}.identity (views_id) VALUES (gen_random_uuid()) ON CONFLICT DO NOTHING;
 """
 _TABLES: Final = tuple(re.findall(r"CREATE TABLE IF NOT EXISTS {s}\.(\w+)", _DDL))
-# Both are compressed already, or do not become smaller.
-_STORED_AS_IT_IS: Final = """
-ALTER TABLE {s}.deferred ALTER COLUMN rows SET STORAGE EXTERNAL,
-    ALTER COLUMN keys SET STORAGE EXTERNAL;
-"""
 _COLUMN: Final = """
 SELECT FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s AND column_name = %s
@@ -146,7 +143,6 @@ class Schema:
         with self.connection.transaction():
             self.lock_installing()
             self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {s}".encode())
-            is_new = not self._has("deferred", "id")
             is_of_today = self._has("view", "waits_for") and self._has("deferred", "first_offset")
             if self._has("view", "name") and not is_of_today:
                 raise ViewStoreError(
@@ -157,8 +153,6 @@ class Schema:
                     "--help`.",
                 )
             self.connection.execute(_DDL.format(s=s).encode())
-            if is_new:
-                self.connection.execute(_STORED_AS_IT_IS.format(s=s).encode())
 
     @contextmanager
     def installing(self, *, waits: bool = True) -> Iterator[bool]:

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from everstate.views.control.positions import Positions
 from everstate.views.control.registry import Registry
-from everstate.views.misfits import Misfit
+from everstate.views.misfits import Misfit, slashed
 
 
 class ViewStatuses(Positions, Registry):
     """Versions of views, their positions, their deferred changes, and misfits."""
 
-    def deferred_counts(self) -> dict[tuple[str, int], dict[int, int]]:
-        """How many changes are deferred, by view and version, and by partition."""
-        rows = self.run(
-            "SELECT view, version, partition, sum(changes)::bigint FROM {deferred} "
-            "GROUP BY view, version, partition ORDER BY view, version, partition"
-        )
-        found: dict[tuple[str, int], dict[int, int]] = {}
-        for view, version, partition, changes in rows:
-            found.setdefault((view, version), {})[partition] = changes
-        return found
+    def deferred(
+        self, view: str | None = None
+    ) -> dict[tuple[str, int], dict[tuple[int, int], tuple[int, int]]]:
+        """How many changes of a view, or of all, are deferred, and the first offset of them.
 
-    def deferred_first(self, view: str, version: int) -> dict[tuple[int, int], int]:
-        """The first offset that a version has deferred, by generation and partition."""
+        By view and version, and by generation and partition.
+        """
         rows = self.run(
-            "SELECT generation, partition, min(first_offset) FROM {deferred} WHERE view = %s "
-            "AND version = %s GROUP BY generation, partition",
-            (view, version),
+            "SELECT view, version, generation, partition, sum(changes)::bigint, min(first_offset) "
+            "FROM {deferred} "
+            + ("" if view is None else "WHERE view = %(view)s ")
+            + "GROUP BY view, version, generation, partition",
+            {"view": view},
         )
-        return {(generation, partition): first for generation, partition, first in rows}
+        found: dict[tuple[str, int], dict[tuple[int, int], tuple[int, int]]] = {}
+        for view, version, generation, partition, changes, first in rows:
+            found.setdefault((view, version), {})[generation, partition] = (changes, first)
+        return found
 
     def misfits(self) -> list[Misfit]:
         """Misfits by entity type, field and schema version, over all partitions."""
@@ -43,10 +40,6 @@ class ViewStatuses(Positions, Registry):
             "GROUP BY entity, field, schema_version ORDER BY entity, field, schema_version"
         )
         return [
-            Misfit(name, field, version, count, _slashed(first), _slashed(last), max(0.0, age_s))
+            Misfit(name, field, version, count, slashed(first), slashed(last), max(0.0, age_s))
             for name, field, version, count, first, last, age_s in rows
         ]
-
-
-def _slashed(place: Sequence[int]) -> str:
-    return "/".join(map(str, place))

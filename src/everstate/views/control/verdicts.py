@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -120,7 +120,9 @@ class CoreTables(Schema):
             key, version, offset, change_id = (
                 each.change[name][0].as_py() for name in ("key", "version", "offset", "id")
             )
-            row = (key, version, offset, change_id, packed(each.change), each.released_at)
+            # A slice would serialize the buffers of the whole batch.
+            own = each.change.take(pa.array([0])).combine_chunks()
+            row = (key, version, offset, change_id, packed(own), each.released_at)
             values.append((*self._place, *row))
         self.run_each(
             "INSERT INTO {held} (entity, generation, partition, key, version, "
@@ -224,9 +226,13 @@ class Verdicts(Notes):
         return self.judged(core, {partition: Range(start, end)})[partition].exceptions
 
     def released_changes(
-        self, core: Core, partition: int, start: int, end: int
+        self, core: Core, partition: int, start: int, end: int, *, known: Collection[int] = ()
     ) -> list[tuple[int, bytes, bytes]]:
-        """Offset, key and message of changes held before a range and released in it."""
+        """Offset, key and message of changes held before a range and released in it.
+
+        ``known``: offsets that are left out. Raises DataLoss when the bytes of another one were
+        trimmed.
+        """
         rows = self.run(
             'SELECT "offset", row FROM {held} WHERE '
             + _PLACE
@@ -235,6 +241,8 @@ class Verdicts(Notes):
         )
         found = []
         for offset, row in rows:
+            if offset in known:
+                continue
             if not row:
                 raise DataLoss(
                     f"the change of {core.entity} that was held at offset {offset:,} of partition "
@@ -245,6 +253,16 @@ class Verdicts(Notes):
             key: str = change["key"][0].as_py()
             found.append((offset, key.encode(), change["raw_value"][0].as_py()))
         return found
+
+    def trimmed(self, core: Core, partition: int, start: int, end: int) -> set[int]:
+        """Offsets in a range of changes released behind it whose bytes were trimmed."""
+        query = (
+            'SELECT "offset" FROM {held} WHERE '
+            + _PLACE
+            + ' AND "offset" >= %s AND "offset" < %s AND released_at >= %s AND row = \'\''
+        )
+        place = (core.entity, core.generation, partition)
+        return {offset for (offset,) in self.run(query, (*place, start, end, end))}
 
     def is_holding(self, entity: str, generation: int, partition: int, end: int) -> bool:
         """Whether changes before an offset are held, or were released behind it."""
@@ -308,13 +326,12 @@ class Verdicts(Notes):
         return unpacked(row[0])["raw_value"][0].as_py(), row[1], row[2]
 
 
-def packed(change: pa.Table) -> bytes:
-    """One planned change as Arrow IPC."""
+def packed(changes: pa.Table, compression: str | None = None) -> bytes:
+    """Planned changes as Arrow IPC."""
     sink = pa.BufferOutputStream()
-    # A slice would serialize the buffers of the whole batch.
-    own = change.take(pa.array([0])).combine_chunks()
-    with pa.ipc.new_stream(sink, own.schema) as writer:
-        writer.write_table(own)
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, changes.schema, options=options) as writer:
+        writer.write_table(changes)
     return bytes(sink.getvalue())
 
 

@@ -7,29 +7,7 @@ PostgreSQL's dialect over the names of a store (:class:`~.kind.Names`).
 """
 
 from everstate.views.kinds.history import HistoryPlan
-from everstate.views.kinds.kind import (
-    EXACT,
-    BatchSource,
-    By,
-    Explained,
-    Index,
-    Layout,
-    TableColumn,
-    ViewPlan,
-    group_hash,
-)
+from everstate.views.kinds.kind import ViewPlan
 from everstate.views.kinds.latest import LatestPlan
 
-__all__ = [
-    "EXACT",
-    "BatchSource",
-    "By",
-    "Explained",
-    "HistoryPlan",
-    "Index",
-    "LatestPlan",
-    "Layout",
-    "TableColumn",
-    "ViewPlan",
-    "group_hash",
-]
+__all__ = ["HistoryPlan", "LatestPlan", "ViewPlan"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from typing import Final
 
 from everstate.changes import EntityType
-from everstate.views.tables import Image
+from everstate.views.tables import Image, meaning_of
 
 IMAGE: Final = "__image__"
 """Placeholder for the struct column with an image; replaced when a plan's SQL is made."""
@@ -37,6 +36,11 @@ def row_delta(image: Image, row: str, where_sql: str | None) -> str:
     if where_sql is not None:
         condition += f" AND ({_over(where_sql, image)})"
     return f"CASE WHEN {condition} THEN {_over(row, image)} END"
+
+
+def authors_text(text: str) -> str:
+    """A canonical text without image and quotes, as its author may have written it."""
+    return text.replace(f"`{IMAGE}`.", "").replace("`", "")
 
 
 def struct(fields: Sequence[tuple[str, str]]) -> str:
@@ -79,7 +83,7 @@ def fingerprint(entity_type: EntityType, texts: Sequence[str]) -> str:
     parts = [str(_FORMAT), str(_SPARK), entity_type.name, *types, *texts]
     if any("decimal" in kind for kind in types) and any(map(_COMPUTED.search, texts)):
         parts.append(_EXACT)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return meaning_of(parts)
 
 
 def fields_used(texts: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, TypeAlias
@@ -32,6 +31,7 @@ from everstate.views.kinds.kind import (
 from everstate.views.kinds.shown import ALL, Shown
 from everstate.views.ordering import after, as_shown, shown, unordered
 from everstate.views.parsing import DIALECT
+from everstate.views.tables import meaning_of
 
 Compile: TypeAlias = Callable[[ViewDefinition, Mapping[str, EntityType]], ViewPlan]
 WantedColumns: TypeAlias = Sequence[tuple[str, exp.Expr]]
@@ -77,10 +77,6 @@ class JoinedPlan(ViewPlan):
             sql = sql.replace(_marker(side), table)
         return sql
 
-    @property
-    def _output_texts(self) -> list[str]:
-        return [output_text((text, name)) for name, text in self.outputs]
-
 
 @dataclass(frozen=True)
 class JoinPlan(JoinedPlan):
@@ -116,7 +112,8 @@ class JoinPlan(JoinedPlan):
 
     def read(self, names: Names, *, limited: bool = True) -> str:
         """The SELECT list, and the keys of the joined entities."""
-        columns = ", ".join([*self._output_texts, "lk AS _key", "rk AS _joined_key"])
+        outputs = [output_text((text, name)) for name, text in self.outputs]
+        columns = ", ".join([*outputs, "lk AS _key", "rk AS _joined_key"])
         kept = f"(SELECT * FROM {self._met(names)}) AS kept"
         return self.shown.select(columns, kept, after(self.shown.order, _KEYS), limited=limited)
 
@@ -171,7 +168,7 @@ def join_plan(
     return JoinPlan(
         grammar.view,
         grammar.entity_type.name,
-        hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32],
+        meaning_of(texts),
         grammar.declared,
         sides=sides,
         counts=tuple(len(found[side]) for side in SIDES),

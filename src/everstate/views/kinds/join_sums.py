@@ -8,7 +8,6 @@ of both sides in the worker's snapshot, whichever side moved.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +28,11 @@ from everstate.views.kinds.join import (
     shown_by_side,
 )
 from everstate.views.kinds.kind import Explained, Names, ViewPlan, identifiers, output_text, quoted
-from everstate.views.kinds.linear import LinearPlan, shown_group
-from everstate.views.ordering import after, ties_of
+from everstate.views.kinds.linear import LinearPlan, OfGroups
+from everstate.views.ordering import ties_of
 from everstate.views.outputs import Outputs
 from everstate.views.parsing import DIALECT
-from everstate.views.tables import Sum
+from everstate.views.tables import Sum, meaning_of
 
 _FORMAT: Final = 1
 _COUNTED: Final = re.compile(r"CASE WHEN \((.*)\) IS NULL THEN 0 ELSE 1 END", re.DOTALL)
@@ -53,7 +52,7 @@ class SideSums:
 
 
 @dataclass(frozen=True)
-class JoinSumsPlan(JoinedPlan):
+class JoinSumsPlan(OfGroups, JoinedPlan):
     """Sums, counts and averages over the joined rows of two entity types."""
 
     sides: tuple[SideSums, ...] = ()
@@ -99,16 +98,6 @@ class JoinSumsPlan(JoinedPlan):
         """Columns of the sums."""
         return tuple(name for name, _, _ in self.sums)
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The columns of the group."""
-        return self.group_names
-
-    @property
-    def shown_key(self) -> tuple[str, ...] | None:
-        """The columns of the group, if readers see all of them."""
-        return shown_group(self.group_names, self.outputs)
-
     def contributions(self, tables: Sequence[str], where: Sequence[str] = ()) -> str:
         """The query of the sums that each key of the join adds to each group.
 
@@ -134,20 +123,6 @@ class JoinSumsPlan(JoinedPlan):
             f"SELECT {', '.join([*columns_by, *sums])} FROM {how.join(found)} ON {self.on} "
             f"GROUP BY {by}"
         )
-
-    def read(self, names: Names, *, limited: bool = True) -> str:
-        """The SELECT list, computed from groups and sums."""
-        ties = after(self.shown.order, self.group_names)
-        columns = ", ".join(self._output_texts)
-        return self.shown.select(columns, self.read_from(names), ties, limited=limited)
-
-    def read_from(self, names: Names) -> str:
-        """The relation with the columns that outputs are computed from."""
-        return f"({self.compared(names)}) AS kept"
-
-    def computed(self, names: Names) -> tuple[str, Sequence[tuple[str, str]]]:
-        """The sums, and the outputs over them."""
-        return self.read_from(names), self.outputs
 
     def compared(self, names: Names) -> str:
         """Groups and sums; without groups there is always one row."""
@@ -257,7 +232,7 @@ def join_sums_plan(
     return JoinSumsPlan(
         grammar.view,
         grammar.entity_type.name,
-        hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32],
+        meaning_of(texts),
         grammar.declared,
         sides=parts,
         is_left=grammar.is_left,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
@@ -13,6 +14,7 @@ from everstate.views.grammar import Grammar
 from everstate.views.kinds.images import (
     SHARD,
     SHARD_OF_CHANGE,
+    authors_text,
     fields_used,
     fingerprint,
     of_live,
@@ -64,21 +66,61 @@ class Accumulator:
     spark_sql: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A column that readers see: its name and its PostgreSQL text over groups and accumulators."""
+class OfGroups(ViewPlan):
+    """What readers see of a view of groups: outputs over their columns and sums."""
 
-    name: str
-    postgres_sql: str
+    outputs: tuple[tuple[str, str], ...]
+    shown: Shown
+
+    @property
+    @abstractmethod
+    def group_names(self) -> tuple[str, ...]:
+        """Columns of the author's groups."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the group."""
+        return self.group_names
+
+    @property
+    def defined(self) -> tuple[str, ...]:
+        """Names in the SELECT list."""
+        return tuple(name for name, _ in self.outputs)
+
+    @property
+    def shown_key(self) -> tuple[str, ...] | None:
+        """Names under which readers see the columns of the group; ``None``: one is not shown."""
+        shown = {text: name for name, text in self.outputs}
+        names = [shown.get(group) for group in self.group_names]
+        return None if None in names else tuple(name for name in names if name is not None)
+
+    def read(self, names: Names, *, limited: bool = True) -> str:
+        """The SELECT list, computed from groups and sums."""
+        kept, ties = self.read_from(names), after(self.shown.order, self.group_names)
+        return self.shown.select(self.shown_columns, kept, ties, limited=limited)
+
+    def read_from(self, names: Names) -> str:
+        """The relation with the columns that outputs are computed from."""
+        return f"({self.compared(names)}) AS kept"
+
+    def computed(self, names: Names) -> tuple[str, Sequence[tuple[str, str]]]:
+        """The sums, and the outputs over them."""
+        return self.read_from(names), self.outputs
+
+    @property
+    def shown_columns(self) -> str:
+        """The SELECT list over groups and sums."""
+        return ", ".join(output_text((text, name)) for name, text in self.outputs)
 
 
 @dataclass(frozen=True)
-class LinearPlan(ViewPlan):
+class LinearPlan(OfGroups):
     """A view of counts, sums and averages per group."""
 
     group: tuple[Group, ...] = ()
     accumulators: tuple[Accumulator, ...] = ()
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+    """Names, and PostgreSQL's texts over groups and accumulators."""
     where_sql: str | None = None
     shown: Shown = ALL
     source: BatchSource = "live"
@@ -92,8 +134,8 @@ class LinearPlan(ViewPlan):
     @property
     def explained(self) -> Explained:
         """What is stored for it, and what that costs."""
-        shown = {output.postgres_sql: output.name for output in self.outputs}
-        group = ", ".join(shown.get(c.name) or _plain(c.spark_sql) for c in self.group)
+        shown = {text: name for name, text in self.outputs}
+        group = ", ".join(shown.get(c.name) or authors_text(c.spark_sql) for c in self.group)
         each = f"for each {group} and partition" if group else "for each partition"
         rows = (
             "the groups that the entity leaves and enters" if self.source == "live" else "its group"
@@ -109,24 +151,9 @@ class LinearPlan(ViewPlan):
         )
 
     @property
-    def key(self) -> tuple[str, ...]:
-        """Key columns of the sums."""
-        return self.group_names
-
-    @property
     def group_names(self) -> tuple[str, ...]:
         """Columns of the author's groups."""
         return tuple(column.name for column in self.group)
-
-    @property
-    def defined(self) -> tuple[str, ...]:
-        """Names in the SELECT list."""
-        return tuple(output.name for output in self.outputs)
-
-    @property
-    def shown_key(self) -> tuple[str, ...] | None:
-        """The columns of the group, if readers see all of them."""
-        return shown_group(self.group_names, ((o.name, o.postgres_sql) for o in self.outputs))
 
     def table(self, version: int) -> KeptTable:
         """Sums, in a shard per partition (decision 4)."""
@@ -146,7 +173,7 @@ class LinearPlan(ViewPlan):
         """Groups as Spark types them, and exact sums; a sum of floats is refused (C16)."""
         for each in self.accumulators:
             if each.kind == "sum":
-                refuse_sum_type(self.name, _plain(each.spark_sql or ""), types[each.name])
+                refuse_sum_type(self.name, authors_text(each.spark_sql or ""), types[each.name])
         check_order(self.name, self.shown, {c.name: types[c.name] for c in self.group})
         sums = [_column(each, types) for each in self.accumulators]
         empty = Index("empty", ("shard",), f"{ROWS} = 0")
@@ -198,48 +225,14 @@ class LinearPlan(ViewPlan):
         query = f"SELECT {', '.join([*map(quoted, keys), *sums])} FROM {table}{where}"
         return query + (f" GROUP BY {identifiers(keys)} HAVING sum(n) <> 0" if keys else "")
 
-    def read(self, names: Names, *, limited: bool = True) -> str:
-        """The SELECT list, computed from groups and accumulators."""
-        kept, ties = self.read_from(names), after(self.shown.order, self.group_names)
-        return self.shown.select(self._shown_columns, kept, ties, limited=limited)
-
-    def read_from(self, names: Names) -> str:
-        """The relation with the columns that outputs are computed from."""
-        return f"({self.compared(names)}) AS kept"
-
-    def computed(self, names: Names) -> tuple[str, Sequence[tuple[str, str]]]:
-        """The sums, and the outputs over them."""
-        return self.read_from(names), [(each.name, each.postgres_sql) for each in self.outputs]
-
     def read_where(self, table: str, where: str) -> str:
         """Outputs of the groups for which a condition on the table's columns holds."""
-        return f"SELECT {self._shown_columns} FROM ({self.summed(table, self.key, where)}) AS kept"
-
-    @property
-    def _shown_columns(self) -> str:
-        return ", ".join(output_text((each.postgres_sql, each.name)) for each in self.outputs)
+        return f"SELECT {self.shown_columns} FROM ({self.summed(table, self.key, where)}) AS kept"
 
     @property
     def _fields(self) -> list[tuple[str, str]]:
         inputs = [(a.name, a.spark_sql) for a in self.accumulators if a.spark_sql is not None]
         return [*((column.name, column.spark_sql) for column in self.group), *inputs]
-
-
-def shown_group(
-    groups: Iterable[str], outputs: Iterable[tuple[str, str]]
-) -> tuple[str, ...] | None:
-    """Names under which readers see the columns of a group; ``None``: one of them is not shown.
-
-    ``outputs``: names, and PostgreSQL's texts.
-    """
-    shown = {text: name for name, text in outputs}
-    names = [shown.get(group) for group in groups]
-    return None if None in names else tuple(name for name in names if name is not None)
-
-
-def _plain(text: str) -> str:
-    """A canonical text without image and quotes, as its author may have written it."""
-    return text.replace("`__image__`.", "").replace("`", "")
 
 
 _OVER_SHARDS: Final[Mapping[Sum, str]] = {
@@ -282,14 +275,13 @@ def linear_plan(
     accumulators = [Accumulator(ROWS, "count", None)]
     for each, (kind, part) in outputs.accumulators.items():
         accumulators.append(Accumulator(each, kind, part))
-    columns = tuple(Output(output, part) for output, part in outputs.columns)
     source: BatchSource = "changes" if grammar.of_changes else "live"
     starts = None if windows is None else windows.starts(grammar)
     texts = [
         "linear",
         *(column.spark_sql for column in group),
         *(f"{a.kind}({a.spark_sql})" for a in accumulators),
-        *(f"{output.postgres_sql} AS {output.name}" for output in columns),
+        *(f"{text} AS {name}" for name, text in outputs.columns),
         where_sql or "",
         *outputs.shown.texts,
         *([source] if source != "live" else []),
@@ -300,7 +292,7 @@ def linear_plan(
         *(declared.name, entity.name, fingerprint(entity, texts), declared, fields_used(texts)),
         group=group,
         accumulators=tuple(accumulators),
-        outputs=columns,
+        outputs=tuple(outputs.columns),
         where_sql=where_sql,
         shown=outputs.shown,
         source=source,

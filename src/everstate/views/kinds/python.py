@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from everstate.views.kinds.kind import (
     identifiers,
 )
 from everstate.views.names import length_fault
-from everstate.views.tables import Image, PythonTable, history_of
+from everstate.views.tables import Image, PythonTable, history_of, meaning_of
 from everstate.views.whole_keys import PLACE
 
 _FORMAT: Final = 1
@@ -163,7 +162,7 @@ def python_plan(definition: PythonDefinition, entity_type: EntityType) -> Python
     return PythonPlan(
         definition.name,
         entity_type.name,
-        hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32],
+        meaning_of(parts),
         definition,
         fields=tuple(sorted(names)),
         columns_given=given,

@@ -11,7 +11,14 @@ from sqlglot import exp
 
 from everstate.errors import InvalidView
 from everstate.views.grammar import Grammar, image_path, spark_text, suggestion
-from everstate.views.kinds.images import fields_used, fingerprint, of_live, row_delta, struct
+from everstate.views.kinds.images import (
+    authors_text,
+    fields_used,
+    fingerprint,
+    of_live,
+    row_delta,
+    struct,
+)
 from everstate.views.kinds.kind import (
     BatchSource,
     By,
@@ -119,7 +126,7 @@ class RowPlan(ViewPlan):
     def _output(self, name: str) -> str:
         """The readers' name of a physical column; its expression, if they do not see it."""
         column = next(column for column in self.row if column.name == name)
-        return column.output or column.spark_sql.replace("`__image__`.", "").replace("`", "")
+        return column.output or authors_text(column.spark_sql)
 
     @property
     def ties(self) -> tuple[By, ...]:

@@ -5,7 +5,6 @@ A timeline has no table of its own: it is read from `history`, so that it agrees
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -26,7 +25,7 @@ from everstate.views.kinds.kind import (
     quoted,
 )
 from everstate.views.names import length_fault
-from everstate.views.tables import HISTORY_FINGERPRINT, history_of
+from everstate.views.tables import HISTORY_FINGERPRINT, history_of, meaning_of
 
 _OF_CHANGE: Final = {
     "changed_by": ("provenance ->> 'serviceName'", "provenance.serviceName"),
@@ -162,7 +161,7 @@ def timeline_plan(definition: TimelineDefinition, entity_type: EntityType) -> Ti
     return TimelinePlan(
         definition.name,
         entity_type.name,
-        hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32],
+        meaning_of(parts),
         definition,
         fields=tuple(sorted({name.split(".")[0] for name in definition.attributes})),
         attributes=attributes,

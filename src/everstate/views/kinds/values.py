@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from everstate.errors import InvalidView
 from everstate.views.grammar import Grammar
-from everstate.views.kinds.images import fingerprint, struct
+from everstate.views.kinds.images import authors_text, fingerprint, struct
 from everstate.views.kinds.kind import Explained, Index, Names, TableColumn, same_group
 from everstate.views.kinds.linear import LinearPlan, linear_plan
 from everstate.views.outputs import Outputs, Pick
@@ -65,8 +65,7 @@ class ValuesPlan(LinearPlan):
     def explained(self) -> Explained:
         """What is stored for it, and what that costs."""
         base = super().explained
-        values = ", ".join(value.spark_sql for value in self.values)
-        values = values.replace("`__image__`.", "").replace("`", "")
+        values = ", ".join(authors_text(value.spark_sql) for value in self.values)
         read = "min and max: one entry of an index for each group that is read"
         if any(picked.pick == "distinct" for picked in self.picked):
             read += "; count(DISTINCT …): the values of the groups that are read"

@@ -16,17 +16,12 @@ from everstate.views.stores.versioned import VersionedStore
 from everstate.views.tables import HOME
 
 
-def view_store(dsn: str, schema_name: str) -> PostgresViewStore:
-    """The store to which cores and views are written; for one thread."""
-    return PostgresViewStore(dsn, schema_name)
-
-
 def versioned_store(config: Config, view: str, name: str, attempt: str = "") -> VersionedStore:
     """Another store than PostgreSQL; raises InvalidView when there is none of that name.
 
     ``attempt``: the one that filled, or fills, the table of a version.
     """
-    home = view_store(config.views_dsn, config.views.schema_name)
+    home = PostgresViewStore(config.views_dsn, config.views.schema_name)
     return VersionedStore(name, home, store_class(view, name)(config), attempt)
 
 
@@ -35,7 +30,7 @@ def store_of(
 ) -> PostgresViewStore | VersionedStore:
     """The store that has the rows of a view; raises InvalidView when there is none of that name."""
     if name == HOME:
-        return view_store(config.views_dsn, config.views.schema_name)
+        return PostgresViewStore(config.views_dsn, config.views.schema_name)
     return versioned_store(config, view, name, attempt)
 
 
@@ -54,5 +49,4 @@ __all__ = [
     "store_of",
     "versioned_store",
     "view_refusals",
-    "view_store",
 ]

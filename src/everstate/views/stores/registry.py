@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
@@ -10,7 +9,7 @@ from typing import Any, Final
 
 from everstate.errors import InvalidView
 from everstate.views.kinds.kind import ViewPlan
-from everstate.views.tables import HOME
+from everstate.views.tables import HOME, meaning_of
 
 GROUP: Final = "everstate.stores"
 """The group of the entry points."""
@@ -66,7 +65,7 @@ def kept_in(store: str, plan: ViewPlan) -> ViewPlan:
             f"it cannot be kept in the store {store}: {reason}.",
             advice=f'Leave store="{store}" out.',
         )
-    meaning = hashlib.sha256(f"{plan.fingerprint} in {store}".encode()).hexdigest()[:32]
+    meaning = meaning_of([f"{plan.fingerprint} in {store}"])
     moved = replace(plan, store=store, fingerprint=meaning)
     moved.ruled_table(0)  # raises where readers see something else than the stored rows
     return moved

@@ -14,5 +14,3 @@ READERS: Final[Mapping[str, Callable[[RawMessage], list[SourceRow]]]] = {
     "dms": flat.read_dms,
 }
 """Form → reader of one record of a raw topic."""
-
-__all__ = ["READERS"]

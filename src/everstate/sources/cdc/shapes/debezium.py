@@ -5,18 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from everstate.sources.cdc.placeholders import placeholder_of
 from everstate.sources.cdc.rows import (
+    PROVENANCE,
     Op,
     RawMessage,
     RowTransaction,
     SourceRow,
-    TransactionMessage,
+    TransactionProvenance,
     Unreadable,
     exact_number,
 )
@@ -35,7 +36,10 @@ _GTID: Final = re.compile(r"(\d+)-\d+-(\d+)")
 
 
 class _Event(msgspec.Struct, rename="camel", gc=False):
-    """The fields of a change event that are read; the rest of the message is not parsed."""
+    """The fields that are read of a change event, and of a record of transaction metadata.
+
+    The rest of the message is not parsed.
+    """
 
     op: str | None = None
     before: Any = None
@@ -44,6 +48,8 @@ class _Event(msgspec.Struct, rename="camel", gc=False):
     transaction: Any = None
     update_description: Any = None
     message: Any = None
+    status: str | None = None
+    id: Any = None
     ts_us: Any = msgspec.field(default=None, name="ts_us")
     ts_ns: Any = msgspec.field(default=None, name="ts_ns")
     ts_ms: Any = msgspec.field(default=None, name="ts_ms")
@@ -54,13 +60,6 @@ class _Event(msgspec.Struct, rename="camel", gc=False):
         return {"ts_us": self.ts_us, "ts_ns": self.ts_ns, "ts_ms": self.ts_ms}
 
 
-class _Ended(msgspec.Struct, gc=False):
-    """The fields of a record of transaction metadata that are read."""
-
-    status: str | None = None
-    id: Any = None
-
-
 class _Envelope(_Event, gc=False):
     """Both forms of an event at once: flat, or with ``payload`` under ``schema``."""
 
@@ -68,28 +67,38 @@ class _Envelope(_Event, gc=False):
     payload: _Event | None = None
 
 
-class _EndEnvelope(_Ended, gc=False):
-    """Both forms of a record of transaction metadata at once."""
+class KnownColumn(msgspec.Struct, rename="camel", gc=False):
+    """A column as MariaDB's connector knows it."""
 
-    payload: _Ended | None = None
+    name: str
+    type_name: str = ""
+    position: int = 0
+    charset_name: str | None = None
+    enum_values: list[str] | None = None
+    """Labels of an ENUM or SET; of other columns the raw log has null, and the history ``[]``."""
+
+
+class _Definition(msgspec.Struct, gc=False):
+    columns: list[KnownColumn] = []
 
 
 class _TableChange(msgspec.Struct, gc=False):
     """What a schema change did to a table; its id has quoted names: `"shop"."orders"`."""
 
-    type: str
     id: str
+    type: str = ""
+    table: _Definition | None = None
 
 
-class _SchemaChange(msgspec.Struct, rename="camel", gc=False):
-    """The fields of a schema change that are read."""
+class SchemaChange(msgspec.Struct, rename="camel", gc=False):
+    """The fields that are read of a schema change, in the raw log or in the connector's history."""
 
-    source: dict[str, Any]
+    source: dict[str, Any] = {}
     ddl: str | None = None
     table_changes: list[_TableChange] | None = None
 
 
-_decode_change = msgspec.json.Decoder(_SchemaChange).decode
+decode_schema_change = msgspec.json.Decoder(SchemaChange).decode
 _HOW: Final = {"DROP": "dropped", "CREATE": "made anew"}
 _RENAMED: Final = re.compile(r"\brename\b(?!\s+(?:column|index|key)\b)", re.IGNORECASE)
 _PARTED: Final = re.compile(
@@ -101,7 +110,6 @@ _NAME: Final = r"(`(?:[^`]|``)+`|[^\s.,`]+)"
 _TO: Final = re.compile(rf"\bTO\s+(?:{_NAME}\s*\.\s*)?{_NAME}", re.IGNORECASE)
 """The new name of a table in RENAME TABLE: its database, if it is there, and the table."""
 _decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=exact_number).decode
-_decode_end = msgspec.json.Decoder(_EndEnvelope).decode
 
 
 def read_rows(message: RawMessage) -> list[SourceRow]:
@@ -176,12 +184,7 @@ def ended_transaction(value: bytes | None) -> str | None:
     """
     if value is None:
         return None
-    try:
-        end: _Ended = _decode_end(value)
-    except msgspec.DecodeError as cause:
-        raise Unreadable(f"not JSON of a transaction: {cause}") from cause
-    if isinstance(end, _EndEnvelope) and end.payload is not None:
-        end = end.payload
+    end, _ = _event(value)
     if end.status != "END":
         return f"<{end.id}" if _GTID.fullmatch(str(end.id)) else None
     if end.id is None:
@@ -208,7 +211,7 @@ def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
     """
     if value is None:
         return []
-    change = _decode_change(value)
+    change = decode_schema_change(value)
     if _is_snapshot(change.source):
         return []
     ddl = change.ddl or ""
@@ -235,7 +238,7 @@ def unknown_tables(value: bytes | None) -> list[tuple[str, str]]:
     Of another table that takes a captured name it has no columns, and reads its rows by those of
     the former table. Its record of RENAME TABLE has no definition then.
     """
-    change = None if value is None else _decode_change(value)
+    change = None if value is None else decode_schema_change(value)
     if change is None or not (change.ddl or "").lstrip().lower().startswith("rename"):
         return []
     known = {tuple(_NAMES.findall(each.id)[-2:]) for each in change.table_changes or ()}
@@ -251,22 +254,33 @@ def _unquoted(name: str) -> str:
     return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
-def read_message(message: RawMessage) -> TransactionMessage | None:
-    """Logical message of a transaction; ``None`` when it has none."""
-    if message.value is None:
+def read_message(value: bytes | None, prefixes: Container[str]) -> TransactionProvenance | None:
+    """Provenance in a logical message with one of these prefixes; ``None``: it has none.
+
+    Its content is a JSON object with the fields in snake or camel case.
+    """
+    if value is None:
         return None
-    event, _ = _event(message.value)
+    event, _ = _event(value)
     body, source = event.message, event.source or {}
     if event.op != "m" or not isinstance(body, dict) or source.get("txId") is None:
         return None
+    if (prefix := str(body.get("prefix"))) not in prefixes:
+        return None
     try:
-        content = base64.b64decode(body.get("content") or "", validate=True)
+        found = msgspec.json.decode(base64.b64decode(body.get("content") or "", validate=True))
     except binascii.Error as cause:
         raise Unreadable(f"a logical message's content is not base64: {cause}") from cause
-    return TransactionMessage(
+    except msgspec.DecodeError as cause:
+        raise Unreadable(f"a provenance message is not JSON: {cause}") from cause
+    if not isinstance(found, dict):
+        raise Unreadable("a provenance message is not a JSON object")
+    plain = {name.replace("_", "").lower(): value for name, value in found.items()}
+    given = ((name, plain.get(name.replace("_", ""))) for name in PROVENANCE)
+    return TransactionProvenance(
         transaction=str(source["txId"]),
-        prefix=str(body.get("prefix")),
-        content=content,
+        prefix=prefix,
+        fields={name: str(one) for name, one in given if one not in (None, "")},
         place=stream_place("postgresql", source),
         time_us=time_us(source),
     )
@@ -288,7 +302,7 @@ def _event(value: bytes) -> tuple[_Event, Mapping[str, str]]:
     try:
         message = _decode_envelope(value)
     except msgspec.DecodeError as cause:
-        raise Unreadable(f"not JSON of a change event: {cause}") from cause
+        raise Unreadable(f"not JSON of Debezium: {cause}") from cause
     if message.payload is not None:
         return message.payload, conversions(bytes(message.schema))
     return message, _NO_TYPES

@@ -7,18 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from everstate.sources.cdc.rows import SourceRow
+from everstate.sources.cdc.rows import SourceRow, value_in
 
 
 def key_in(names: Sequence[str] | None, image: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Values of the key's columns in an image, where it has all of them.
-
-    An exact name wins; otherwise names may differ in case from the image's.
-    """
+    """Values of the key's columns in an image, where it has all of them."""
     if not names or image is None:
         return None
-    lower = {column.lower(): value for column, value in image.items()}
-    found = {name: image.get(name, lower.get(name.lower())) for name in names}
+    found = {name: value_in(image, name) for name in names}
     return None if None in found.values() else found
 
 

@@ -44,7 +44,7 @@ def stream_place(connector: str, source: SourceBlock, order: int = 0) -> bytes |
             return None
         before = _commit_before(source.get("sequence"))
         return _PAIR(before, int(source["lsn"]))
-    number = _last_number(source.get("file"))
+    number = last_number(source.get("file"))
     if number is None or source.get("pos") is None:
         return None
     return _BINLOG.pack(number, int(source["pos"]), int(source.get("row") or 0), order)
@@ -90,7 +90,7 @@ def _postgresql(source: SourceBlock) -> SourcePosition | None:
 
 def _binlog(source: SourceBlock) -> SourcePosition | None:
     file, at = source.get("file"), source.get("pos")
-    number = _last_number(file)
+    number = last_number(file)
     if at is None or number is None:
         return None
     place = (number, int(at), int(source.get("row") or 0))
@@ -142,7 +142,7 @@ def _mongodb(source: SourceBlock) -> SourcePosition | None:
 
 
 def _cassandra(source: SourceBlock) -> SourcePosition | None:
-    number = _last_number(source.get("file"))
+    number = last_number(source.get("file"))
     if number is None or source.get("pos") is None:
         return None
     # Each write also has its own time, which is what Cassandra itself orders by.
@@ -166,7 +166,8 @@ def _gtid(text: Any) -> tuple[str | None, int]:
     return (parts[0], int(parts[2])) if len(parts) == 3 and parts[2].isdigit() else (None, 0)
 
 
-def _last_number(text: Any) -> int | None:
+def last_number(text: Any) -> int | None:
+    """The last number in a text, such as that of a file of the binlog; ``None``: it has none."""
     found = _NUMBERS.findall(str(text)) if text else None
     return int(found[-1]) if found else None
 

@@ -15,14 +15,9 @@ from prometheus_client import Counter, Gauge
 
 from everstate.cassandra import Database
 from everstate.changes import (
-    Change,
     ChangeCodec,
-    DomainEvent,
     EntityType,
-    Kind,
-    Provenance,
 )
-from everstate.changes.json_numbers import number_of
 from everstate.changes.keys import EntityKey
 from everstate.config import Config
 from everstate.errors import EverstateError, InvalidChange, RecordRefused, Unavailable
@@ -33,7 +28,7 @@ from everstate.runtime.worker import Worker
 from everstate.sources.stores.cassandra.bound import BATCH, BEGUN, check_log, read_batch
 from everstate.sources.stores.cassandra.schema import CassandraStatements, IndexStatements, install
 from everstate.sources.stores.cassandra.unpublished import Announcement, Unpublished
-from everstate.sources.stores.rows import bytes_of
+from everstate.sources.stores.rows import bytes_of, stored_change
 
 logger = logging.getLogger("everstate.sources.crud.cassandra")
 
@@ -58,8 +53,6 @@ _BLOCK_S: Final = 30.0
 
 _encode = msgspec.json.Encoder().encode
 _decode_note = msgspec.json.Decoder(list[tuple[str, str, int]]).decode
-_decode_provenance = msgspec.json.Decoder(Provenance).decode
-_decode_event = msgspec.json.Decoder(DomainEvent, float_hook=number_of).decode
 
 
 @dataclass
@@ -287,7 +280,7 @@ class Publisher(Worker):
             head = _head(rows)
         try:
             records = self._compose(key, first, rows)
-        except (InvalidChange, ValueError, RecursionError) as refusal:
+        except (InvalidChange, KeyError, ValueError, RecursionError) as refusal:
             self._block(key, str(refusal))
             return
         reached = rows[-1].version or head if rows else head
@@ -324,19 +317,9 @@ class Publisher(Worker):
         for row in rows:
             if row.version is not None and row.version >= first:
                 chained = row.chained is None or row.chained
-                change: Change[bytes] = Change(
-                    id=row.change_id,
-                    entity=entity,
-                    schema_version=row.schema_version,
-                    key=name,
-                    version=row.version,
-                    kind=Kind(row.kind),
-                    occurred_at=datetime.fromisoformat(row.occurred_at),
-                    recorded_at=datetime.fromisoformat(row.recorded_at),
-                    provenance=_decode_provenance(row.provenance),
-                    current=_state(row.after),
-                    original=_state(below if chained else row.before),
-                    event=None if row.event is None else _decode_event(row.event),
+                before, recorded_at = below if chained else row.before, row.recorded_at
+                change = stored_change(
+                    entity, name, row, before, datetime.fromisoformat(recorded_at)
                 )
                 topic = self._topics[entity][0]
                 records.append(OutRecord(topic, *self._codecs[entity].encode(change)))
@@ -397,7 +380,3 @@ class Publisher(Worker):
 
 def _head(rows: Sequence[Any]) -> int:
     return int(rows[0].head_version or 0) if rows else 0
-
-
-def _state(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()

@@ -55,27 +55,16 @@ CREATE TABLE IF NOT EXISTS {keyspace}.published_to (
     entity text PRIMARY KEY, topic text, cluster_id text, topic_id text, partitions int
 )
 """
-_ADDED: Final = (("answered", "since", "bigint"),)
-"""Columns that a table of an earlier release lacks."""
-_COLUMNS: Final = (
-    "SELECT column_name FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ?"
-)
-
 
 TOKEN_MIN: Final = -(2**63)
 TOKEN_MAX: Final = 2**63 - 1
 
 
 def install(database: Database, entities: tuple[str, ...]) -> None:
-    """Create the missing keyspace, tables and columns; idempotent."""
+    """Create the missing keyspace and tables; idempotent."""
     database.define_keyspace()
     for statement in (_UNPUBLISHED, _PUBLISHED, _ANSWERED, _PUBLISHED_TO):
         database.define(statement.format(keyspace=database.keyspace))
-    for table, column, kind in _ADDED:
-        found = database.execute(_COLUMNS, [database.keyspace, table])
-        if column not in {row.column_name for row in found}:
-            name = f"{database.keyspace}.{table}"
-            database.define(f"ALTER TABLE {name} ADD IF NOT EXISTS {column} {kind}")
     for entity in entities:
         database.define(_ENTITY.format(table=table_of(database.keyspace, entity)))
 

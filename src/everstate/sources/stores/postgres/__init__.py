@@ -14,18 +14,4 @@ if TYPE_CHECKING:
     from everstate.sources.stores.postgres.settling import Missing as Missing
     from everstate.sources.stores.postgres.store import EntityStore as EntityStore
 
-__getattr__ = loader(
-    __name__,
-    {
-        "everstate.sources.stores.postgres.files": ("guesses",),
-        "everstate.sources.stores.postgres.importing": (
-            "Checked",
-            "Imported",
-            "check_file",
-            "import_file",
-        ),
-        "everstate.sources.stores.postgres.schema": ("install",),
-        "everstate.sources.stores.postgres.settling": ("Missing",),
-        "everstate.sources.stores.postgres.store": ("EntityStore",),
-    },
-)
+__getattr__ = loader(__name__)

@@ -1,25 +1,11 @@
 -- Functions that services in any language call in their own transactions. Their errors have these
 -- codes: EV001 the change is invalid, EV002 it is too large, EV003 the chain is broken, EV004 the
--- entity type is not registered, EV005 there is no slot, EV006 the login role may not write for this
+-- entity type is not registered, EV006 the login role may not write for this
 -- service. COLUMN of an error has the name of the field, DETAIL the key.
 
--- Adds the columns that tables of an earlier release lack; other tables are not locked.
+-- Adds the column that tables of an earlier release lack; other tables are not locked.
 DO $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'shape'
-        AND attrelid = 'everstate_store.registered'::regclass) THEN
-        ALTER TABLE everstate_store.registered ADD COLUMN IF NOT EXISTS shape jsonb;
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'ahead_hours'
-        AND attrelid = 'everstate_store.registered'::regclass) THEN
-        ALTER TABLE everstate_store.registered
-            ADD COLUMN IF NOT EXISTS ahead_hours double precision NOT NULL DEFAULT 24;
-    END IF;
-    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'refuses_unknown'
-        AND attrelid = 'everstate_store.registered'::regclass) THEN
-        ALTER TABLE everstate_store.registered
-            ADD COLUMN IF NOT EXISTS refuses_unknown boolean NOT NULL DEFAULT false;
-    END IF;
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'former'
         AND attrelid = 'everstate_store.registered'::regclass) THEN
         ALTER TABLE everstate_store.registered ADD COLUMN IF NOT EXISTS former text[];

@@ -28,8 +28,6 @@ RESERVED: Final = frozenset(
         "relay",
         "relay_blocked",
         "registered",
-        "relay_refused",
-        "relay_slot",
     }
 )
 INSTALL_LOCK: Final = 0x65766572_73746F72  # "everstor"
@@ -133,7 +131,6 @@ def _is_installed(connection: psycopg.Connection[Any]) -> bool:
         SELECT to_regclass('everstate_store.outbox_unpublished') IS NOT NULL
             AND to_regproc('everstate_store.emit_event') IS NOT NULL
             AND to_regclass('everstate_store.published_to') IS NOT NULL
-            AND to_regclass('everstate_store.relay_slot') IS NULL
     """
     found = connection.execute(query).fetchone()
     return found is not None and bool(found[0])

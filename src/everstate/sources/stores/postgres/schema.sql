@@ -76,14 +76,13 @@ CREATE TABLE IF NOT EXISTS everstate_store.relay_blocked (
     key text NOT NULL,
     version bigint NOT NULL,
     reason text NOT NULL,
-    since timestamptz NOT NULL DEFAULT now()
+    since timestamptz NOT NULL DEFAULT now(),
+    -- When the next attempt is made, and the pause after it.
+    retry_at timestamptz NOT NULL DEFAULT now(),
+    delay_s double precision NOT NULL DEFAULT 30,
+    -- It is being tried now, so that its rows are in outbox_pending as well.
+    is_tried boolean NOT NULL DEFAULT false
 );
--- When the next attempt is made, and the pause after it. `is_tried`: it is being tried now, so that
--- its rows are in outbox_pending as well.
-ALTER TABLE everstate_store.relay_blocked
-    ADD COLUMN IF NOT EXISTS retry_at timestamptz NOT NULL DEFAULT now(),
-    ADD COLUMN IF NOT EXISTS delay_s double precision NOT NULL DEFAULT 30,
-    ADD COLUMN IF NOT EXISTS is_tried boolean NOT NULL DEFAULT false;
 CREATE INDEX IF NOT EXISTS relay_blocked_retry_at ON everstate_store.relay_blocked (retry_at);
 
 -- Entity types that services may emit (functions.sql), and the rules for their changes.
@@ -109,20 +108,6 @@ CREATE TABLE IF NOT EXISTS everstate_store.emitters (
     service text COLLATE "C" NOT NULL,
     PRIMARY KEY (role, service)
 );
-
--- Earlier releases could read the outbox from the WAL with a replication slot, whose name was stored
--- here. It is dropped, because an unread slot keeps WAL for ever. This fails while the earlier relay
--- still runs.
-DO $$
-BEGIN
-    IF to_regclass('everstate_store.relay_slot') IS NOT NULL THEN
-        PERFORM pg_drop_replication_slot(slots.slot_name)
-        FROM everstate_store.relay_slot AS ours
-        JOIN pg_replication_slots AS slots ON slots.slot_name = ours.slot;
-        DROP TABLE everstate_store.relay_slot;
-        DROP PUBLICATION IF EXISTS everstate_outbox;
-    END IF;
-END $$;
 
 -- Unpublished changes that wait: those of transactions in relay_blocked, and later changes of their
 -- keys. They have a table of their own, so that reading publishable rows costs the same however many

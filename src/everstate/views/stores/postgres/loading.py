@@ -13,11 +13,12 @@ from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
-from psycopg import sql
 
 from everstate.errors import BuildGivenUp
+from everstate.postgres import identifier
 from everstate.views.control import Control
 from everstate.views.images import cut
+from everstate.views.kinds.kind import identifiers
 from everstate.views.stores.postgres import writes
 from everstate.views.stores.postgres.session import StoreSession, session
 from everstate.views.sums import grouped
@@ -65,12 +66,9 @@ class LoadTask:
             stage = writes.stage_of(stage_name)
             with attempting(found, self.schema_name, self.table, self.attempt):
                 writes.copy_rows(found, stage, columns)
-                names = sql.SQL(", ").join(map(sql.Identifier, columns))
-                found.connection.execute(
-                    sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT DO NOTHING").format(
-                        sql.Identifier(self.schema_name, self.table.name), names, names, stage
-                    )
-                )
+                table, names = identifier(self.schema_name, self.table.name), identifiers(columns)
+                insert = f"INSERT INTO {table} ({names}) SELECT {names} FROM {stage}"
+                found.connection.execute(f"{insert} ON CONFLICT DO NOTHING".encode())
         added: int = rows.num_rows
         return added
 

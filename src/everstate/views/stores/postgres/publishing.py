@@ -12,11 +12,9 @@ from hashlib import sha256
 from typing import Any, Final
 
 import psycopg
-from psycopg import sql
 
 from everstate.errors import PublishRefused
-from everstate.postgres import Connection
-from everstate.views.kinds.kind import quoted
+from everstate.postgres import Connection, identifier, literal
 
 LOCK_MS: Final = 200
 _GRANTED: Final = (
@@ -37,8 +35,7 @@ class ReaderName:
 
     def __init__(self, connection: Connection, schema_name: str, name: str) -> None:
         self._connection, self._name = connection, name
-        self._schema = quoted(schema_name)
-        self._view = f"{self._schema}.{quoted(name)}"
+        self._schema, self._view = identifier(schema_name), identifier(schema_name, name)
 
     def point(self, query: str) -> None:
         """Make the name show a query, in the caller's transaction; nothing if it already does.
@@ -129,7 +126,7 @@ class ReaderName:
         grants, comments = self._rows(_GRANTS).fetchall(), self._comments()
         self._drop()
         self._run(f"CREATE VIEW {self._view} AS {query}")
-        self._run(f"ALTER VIEW {self._view} OWNER TO {quoted(owner)}")
+        self._run(f"ALTER VIEW {self._view} OWNER TO {identifier(owner)}")
         for option in options:
             self._run(f"ALTER VIEW {self._view} SET ({option})")
         known = self.columns()
@@ -137,15 +134,15 @@ class ReaderName:
             if column is None or column in known:
                 of = f"VIEW {self._view}"
                 if column is not None:
-                    of = f"COLUMN {self._view}.{quoted(column)}"
-                self._run(f"COMMENT ON {of} IS {sql.Literal(text).as_string(self._connection)}")
+                    of = f"COLUMN {self._view}.{identifier(column)}"
+                self._run(f"COMMENT ON {of} IS {literal(text)}")
         # A new name has the schema's default privileges, of which some may have been revoked.
         for grantee in {grantee for _, grantee, *_ in self._rows(_GRANTS)}:
             self._run(f"REVOKE ALL ON {self._view} FROM {grantee}")
         for column, grantee, privilege, may_grant in grants:
             if column is not None and column not in known:
                 continue
-            of_column = f" ({quoted(column)})" if column else ""
+            of_column = f" ({identifier(column)})" if column else ""
             option = " WITH GRANT OPTION" if may_grant else ""
             self._run(f"GRANT {privilege}{of_column} ON {self._view} TO {grantee}{option}")
 

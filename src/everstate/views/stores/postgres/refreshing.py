@@ -10,13 +10,11 @@ stores the positions of both sides in the same snapshot.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
-from psycopg import sql
 
-from everstate.postgres import Connection
+from everstate.postgres import Connection, identifier, literal
 from everstate.views.kinds.join_sums import JoinSumsPlan
 from everstate.views.kinds.kind import identifiers, quoted
 from everstate.views.tables import physical
@@ -27,15 +25,6 @@ BESIDE: Final = ("_by_key", "_changed")
 """Suffixes of the names of the tables beside a result."""
 MARK: Final = "_mark"
 """Suffix of the name of the trigger function that inserts changed keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refreshed:
-    """What one refresh did."""
-
-    keys: int
-    """Number of the join's keys that were recomputed."""
-    is_full: bool
 
 
 class JoinTables:
@@ -94,7 +83,7 @@ class JoinTables:
         insert = (
             f"INSERT INTO {self._changed} ({identifiers(keys)}) SELECT DISTINCT {groups} FROM moved"
         )
-        body = sql.Literal(f"BEGIN {insert}; RETURN NULL; END").as_string(None)
+        body = literal(f"BEGIN {insert}; RETURN NULL; END")
         self._run(f"CREATE OR REPLACE FUNCTION {mark}() RETURNS trigger LANGUAGE plpgsql AS {body}")
         for part in self._parts:
             for event, which in _EVENTS:
@@ -104,15 +93,16 @@ class JoinTables:
                     f"TABLE AS moved FOR EACH STATEMENT EXECUTE FUNCTION {mark}()"
                 )
 
-    def refresh(self, *, is_full: bool) -> Refreshed:
+    def refresh(self, *, is_full: bool) -> int:
         """Recompute the keys that have changed; inside a transaction with one snapshot.
 
-        ``is_full``: recompute all keys. Cost: the rows of both sides with these keys, by index.
+        ``is_full``: recompute all keys. Returns how many were recomputed. Cost: the rows of both
+        sides with these keys, by index.
         """
         if is_full:
             return self._fill()
         if not self._count(f"(SELECT FROM {self._changed} LIMIT 1) AS marked"):
-            return Refreshed(0, is_full=False)  # without the cost of a temporary table
+            return 0  # without the cost of a temporary table
         keys = identifiers(self._plan.keys)
         self._run(
             f"CREATE TEMP TABLE touched ON COMMIT DROP AS SELECT DISTINCT {keys} "
@@ -127,15 +117,15 @@ class JoinTables:
         self._run(f"INSERT INTO {self._by_key} SELECT * FROM pg_temp.fresh")
         # Only the rows in this snapshot; keys that were inserted meanwhile stay.
         self._run(f"DELETE FROM {self._changed}")
-        return Refreshed(count, is_full=False)
+        return count
 
-    def _fill(self) -> Refreshed:
+    def _fill(self) -> int:
         for table in (self._by_key, self._result, self._changed):
             self._run(f"DELETE FROM {table}")
         self._run(f"INSERT INTO {self._by_key} {self._plan.contributions(self._parts)}")
         self._run(f"INSERT INTO {self._result} {self._sums_of(self._by_key)}")
         keys = f"SELECT DISTINCT {identifiers(self._plan.keys)} FROM {self._by_key}"
-        return Refreshed(self._count(f"({keys}) AS keys"), is_full=True)
+        return self._count(f"({keys}) AS keys")
 
     def _add(self) -> None:
         """Add the new sums of the keys to the result, and subtract their former sums."""
@@ -223,12 +213,11 @@ def stop_marking(connection: Connection, schema_name: str, name: str) -> None:
     """
     connection.execute("SET LOCAL lock_timeout = '200ms'")
     drop_triggers(connection, schema_name, name)
-    changed = sql.Identifier(schema_name, f"{name}_changed")
-    connection.execute(sql.SQL("TRUNCATE {}").format(changed))
+    connection.execute(f"TRUNCATE {identifier(schema_name, f'{name}_changed')}".encode())
     connection.execute("SET LOCAL lock_timeout = 0")
 
 
 def drop_triggers(connection: Connection, schema_name: str, name: str) -> None:
     """Drop the trigger function of a result; CASCADE drops the triggers too."""
-    mark = sql.Identifier(schema_name, f"{name}{MARK}")
-    connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(mark))
+    mark = identifier(schema_name, f"{name}{MARK}")
+    connection.execute(f"DROP FUNCTION IF EXISTS {mark} CASCADE".encode())

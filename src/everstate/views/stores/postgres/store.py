@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pyarrow as pa
-from psycopg import sql
 
 from everstate.changes import EntityType
+from everstate.postgres import identifier
 from everstate.views.control import Control
 from everstate.views.kinds import LatestPlan, ViewPlan
 from everstate.views.stores.postgres import tables
@@ -19,8 +19,7 @@ from everstate.views.tables import physical
 
 def install_core(control: Control, entity_type: EntityType) -> None:
     """Create the table of `latest` of an entity type; idempotent, and waits for no reader."""
-    plan = LatestPlan.of(entity_type.name)
-    tables.install(control.connection, control.schema_name, plan, 1, {})
+    ViewTables(control).install(LatestPlan.of(entity_type.name), 1, {})
 
 
 def point_core(control: Control, entity_type: EntityType) -> None:
@@ -38,11 +37,8 @@ class ViewTables:
 
     def install(self, plan: ViewPlan, version: int, types: Mapping[str, pa.DataType]) -> None:
         """Create a version's table; ``types`` as in `ViewPlan.layout`. Raises InvalidView."""
-        tables.install(self._connection, self._schema, plan, version, types)
-
-    def check(self, plan: ViewPlan, types: Mapping[str, pa.DataType]) -> None:
-        """Raise InvalidView when no table can be created for it, without creating one."""
-        tables.definitions(plan, plan.layout(types))
+        for statement in tables.table_statements(self._schema, plan, version, types):
+            self._connection.execute(statement.encode())
 
     def point(self, plan: ViewPlan, version: int) -> None:
         """Point a view's name to a version; inside a transaction. See `ReaderName.point`."""
@@ -51,15 +47,15 @@ class ViewTables:
 
     def empty(self, name: str, version: int) -> None:
         """Empty a version's table that no reader sees."""
-        table = sql.Identifier(self._schema, physical(name, version))
-        self._connection.execute(sql.SQL("TRUNCATE {}").format(table))
+        table = identifier(self._schema, physical(name, version))
+        self._connection.execute(f"TRUNCATE {table}".encode())
 
     def drop(self, name: str, version: int) -> None:
         """Drop the table of a version that no reader sees, and the tables beside it."""
         named = physical(name, version)
         for end in ("", *BESIDE):
-            table = sql.Identifier(self._schema, f"{named}{end}")
-            self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
+            table = identifier(self._schema, f"{named}{end}")
+            self._connection.execute(f"DROP TABLE IF EXISTS {table}".encode())
         drop_triggers(self._connection, self._schema, named)
 
     def drop_reader(self, name: str) -> None:

@@ -11,10 +11,9 @@ from uuid import UUID
 
 import psycopg
 import pyarrow as pa
-from psycopg import sql
 
 from everstate.errors import PositionMoved, Unavailable, ViewFailed, ViewStoreError
-from everstate.postgres import connect
+from everstate.postgres import connect, identifier
 from everstate.views.batch import Batch
 from everstate.views.control import Control
 from everstate.views.control.verdicts import CoreTables
@@ -119,12 +118,13 @@ class PostgresCore(CoreTables):
             "first_at": keys.changes["occurred_at"].take(pa.array(keys.firsts)),
         }
         writes.copy_rows(self.session, stage, columns)
-        query = sql.SQL(
+        gate = identifier(self.place.schema_name, self.core.table)
+        query = (
             "SELECT asked.key, gate.version, gate.change_id::text, gate.as_of "
-            "FROM {} AS asked LEFT JOIN {} AS gate ON gate.key = asked.key "
+            f"FROM {stage} AS asked LEFT JOIN {gate} AS gate ON gate.key = asked.key "
             "WHERE gate.version IS DISTINCT FROM nullif(asked.first_version - 1, 0) "
             "OR gate.as_of > asked.first_at"
-        ).format(stage, sql.Identifier(self.place.schema_name, self.core.table))
+        )
         return {
             key: GateRow(version or 0, change_id, as_of)
             for key, version, change_id, as_of in writes.merge(self.session, query)
@@ -135,13 +135,14 @@ class PostgresCore(CoreTables):
         asked = list(versions)
         if self.core.ids is None or not asked:
             return {}
-        query = sql.SQL(
-            "SELECT kept.key, kept.version, kept.change_id::text FROM {} AS kept "
+        history = identifier(self.place.schema_name, self.core.ids.name)
+        query = (
+            f"SELECT kept.key, kept.version, kept.change_id::text FROM {history} AS kept "
             "JOIN unnest(%s::text[], %s::bigint[]) AS asked(key, version) "
             "ON kept.key = asked.key AND kept.version = asked.version"
-        ).format(sql.Identifier(self.place.schema_name, self.core.ids.name))
+        )
         lists = ([key for key, _ in asked], [version for _, version in asked])
-        rows = self.session.connection.execute(query, lists)
+        rows = self.session.connection.execute(query.encode(), lists)
         return {(key, version): change_id for key, version, change_id in rows}
 
     def unstorable(self, changes: pa.Table) -> dict[int, str]:
@@ -311,14 +312,13 @@ class PostgresTrailing:
         """Stored as-of times; only a history needs them, and has them."""
         if self.table.merge != "history":
             return {}
-        query = sql.SQL(
-            "SELECT DISTINCT ON (key) key, as_of FROM {} WHERE key = ANY(%s) "
+        query = (
+            "SELECT DISTINCT ON (key) key, as_of FROM "
+            f"{identifier(self.place.schema_name, self.table.name)} WHERE key = ANY(%s) "
             "ORDER BY key, version DESC"
-        ).format(sql.Identifier(self.place.schema_name, self.table.name))
-        rows: list[Any] = self.session.connection.execute(
-            query, (batch.keys.names.to_pylist(),)
-        ).fetchall()
-        return dict(rows)
+        )
+        keys = (batch.keys.names.to_pylist(),)
+        return dict(self.session.connection.execute(query.encode(), keys).fetchall())
 
     def write(self, batch: Batch) -> None:
         """Merge the batch into the view's table; a ViewFailed names the change at fault."""
@@ -399,25 +399,21 @@ class PostgresViewStore:
             with _rolled_back(found):
                 yield opened
 
-    def take_deferred(
-        self, core: Core, table: KeptTable, partition: int, most: int, *, waits: bool = True
-    ) -> int | None:
-        """Apply a view's oldest deferred changes of a partition in one commit; returns how many.
+    def take_deferred(self, core: Core, table: KeptTable, most: int, *, waits: bool = True) -> int:
+        """Apply a view's oldest deferred changes in one commit; returns how many.
 
         At most ``most`` of them, which must be above 0, and those of one stored part. The core's
         position row is locked first, as the core itself does, so that the core waits and no rider
-        is left behind. 0: there is none, or the view's position is of another plan meanwhile.
-        ``None``: the core is writing this partition just now, and ``waits`` is false. Raises
+        is left behind. 0: there is none, or the view's position is of another plan meanwhile, or
+        the core is writing all these partitions just now and ``waits`` is false. Raises
         Unavailable, psycopg's errors.
         """
         with session(self.dsn) as found:
             writes.prepare_view(found, self.schema_name, table)
             control = Control(found.connection, self.schema_name)
             with found.connection.transaction():
-                at = control.core_position(core, partition, hold=True, waits=waits)
-                if at is None and not waits:
-                    return None
-                if not control.hold_view(table, core.generation, partition):
+                partition = control.hold_deferred(core, table, waits=waits)
+                if partition is None or not control.hold_view(table, core.generation, partition):
                     return 0
                 place = WritePlace(self.schema_name, core.generation, partition)
                 deferred = writes.deferred_of(found, place, table)

@@ -7,7 +7,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everstate.changes.moments import OUT_OF_RANGE
+from everstate.changes.moments import FIRST_US, LAST_US, OUT_OF_RANGE
 from everstate.views.json_texts import json_texts
 
 _PLAIN: Final[dict[pa.DataType, str]] = {
@@ -23,9 +23,6 @@ _PLAIN: Final[dict[pa.DataType, str]] = {
     pa.date32(): "date",
     pa.null(): "text",
 }
-_FIRST_US: Final = -62_135_596_800_000_000
-_LAST_US: Final = 253_402_300_799_999_999
-"""The years 1 to 9999 in microseconds since 1970."""
 
 
 def postgres_type(kind: pa.DataType) -> str | None:
@@ -61,5 +58,5 @@ def check_range(values: pa.Array) -> None:
     """Raise ArrowInvalid for a year that Python does not have, where Spark computed one."""
     microseconds = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
     bounds = pc.min_max(microseconds).as_py()
-    if (bounds["min"] or 0) < _FIRST_US or (bounds["max"] or 0) > _LAST_US:
+    if (bounds["min"] or 0) < FIRST_US or (bounds["max"] or 0) > LAST_US:
         raise pa.ArrowInvalid(OUT_OF_RANGE)

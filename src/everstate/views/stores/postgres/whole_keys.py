@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from psycopg import sql
 
+from everstate.changes import PROVENANCE_FIELDS
 from everstate.errors import ViewFailed
+from everstate.postgres import identifier
 from everstate.views.batch import Batch
-from everstate.views.states import typed_states
 from everstate.views.stores.postgres.session import StoreSession
 from everstate.views.tables import PythonTable, planned_column
-from everstate.views.whole_keys import PROVENANCE, by_whole_keys, called, input_schema, unpacked
+from everstate.views.whole_keys import by_whole_keys, called, input_schema, typed_states, unpacked
 
 _BEFORE: Final = (
     "SELECT kept.key, kept.version, kept.kind, kept.event ->> 'type', kept.occurred_at, "
@@ -47,10 +47,9 @@ def _before(session: StoreSession, schema_name: str, table: PythonTable, batch: 
     asked = {k: v for k, v in zip(keys.names.to_pylist(), firsts, strict=True) if v > 1}
     if not asked:
         return schema.empty_table()
-    history = sql.Identifier(schema_name, table.history)
-    rows: list[Any] = session.connection.execute(
-        sql.SQL(_BEFORE).format(history), (list(asked), list(asked.values()))
-    ).fetchall()
+    query = _BEFORE.format(identifier(schema_name, table.history)).encode()
+    given = (list(asked), list(asked.values()))
+    rows: list[Any] = session.connection.execute(query, given).fetchall()
     missing = sum(asked.values()) - len(asked) - len(rows)
     if missing:
         raise ViewFailed(
@@ -60,7 +59,9 @@ def _before(session: StoreSession, schema_name: str, table: PythonTable, batch: 
         )
     columns = list(zip(*rows, strict=True))
     states = typed_states(columns[7], table.fields)
-    provenance = [{name: each.get(name) for name in PROVENANCE} for each in columns[6]]
+    provenance = [
+        {name: each.get(name) for name in PROVENANCE_FIELDS.values()} for each in columns[6]
+    ]
     arrays = [
         *(pa.array(columns[place], schema.field(place).type) for place in range(6)),
         pa.array(provenance, schema.field("provenance").type),

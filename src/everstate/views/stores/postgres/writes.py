@@ -15,13 +15,13 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg import sql
 
-from everstate.views.activity import activity
+from everstate.postgres import identifier
 from everstate.views.batch import Batch
 from everstate.views.control.deferring import Deferred
 from everstate.views.images import cut_latest, text_of
-from everstate.views.rows import added_rows, newest_rows
+from everstate.views.kinds.kind import identifiers
+from everstate.views.rows import activity, added_rows, newest_rows
 from everstate.views.stores.postgres import whole_keys
 from everstate.views.stores.postgres.session import StoreSession
 from everstate.views.stores.postgres.types import check_range, copied
@@ -37,9 +37,7 @@ from everstate.views.tables import (
 )
 
 GATE_STAGE: Final = "stage_gate"
-GATE_ROW: Final = sql.SQL(
-    """SELECT '' COLLATE "C" AS key, 0::bigint AS first_version, now() AS first_at"""
-).format()
+GATE_ROW: Final = """SELECT '' COLLATE "C" AS key, 0::bigint AS first_version, now() AS first_at"""
 _TIMES: Final = ("as_of", "occurred_at", "recorded_at")
 _CONSTANT: Final = ("generation", "partition")
 # In two parts, each exact, because PostgreSQL multiplies intervals by floats.
@@ -61,62 +59,60 @@ class WritePlace:
     generation: int
     partition: int
 
+    def table(self, name: str) -> str:
+        """A table of the schema, as SQL."""
+        return identifier(self.schema_name, name)
+
 
 def stage_name(table: str) -> str:
     """Name of the temporary table that a table is staged in."""
     return f"stage_{table}"
 
 
-def stage_of(name: str) -> sql.Identifier:
-    """The identifier of a staging table: it exists only in this session, never shared (C11)."""
-    return sql.Identifier("pg_temp", name)
+def stage_of(name: str) -> str:
+    """A staging table, as SQL: it exists only in this session, never shared (C11)."""
+    return identifier("pg_temp", name)
 
 
-def prepare_stage(session: StoreSession, name: str, row: sql.Composed) -> None:
+def prepare_stage(session: StoreSession, name: str, row: str) -> None:
     """Create a temporary table once per session, with the columns of a query.
 
     Call it outside a transaction, so that the table stays. It waits at most 5 s for a lock.
     """
-    connection = session.connection
-    wanted = row.as_string(connection)
-    if session.staged.get(name) == wanted:
+    if session.staged.get(name) == row:
         return
-    stage = stage_of(name)
-    connection.execute(_LOCK_LIMIT)
+    create = f"CREATE TEMP TABLE {identifier(name)} ON COMMIT DELETE ROWS AS {row} WITH NO DATA"
+    session.connection.execute(_LOCK_LIMIT)
     try:
-        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(stage))
-        create = sql.SQL("CREATE TEMP TABLE {} ON COMMIT DELETE ROWS AS {} WITH NO DATA")
-        connection.execute(create.format(sql.Identifier(name), row))
+        session.connection.execute(f"DROP TABLE IF EXISTS {stage_of(name)}".encode())
+        session.connection.execute(create.encode())
     finally:
-        connection.execute("RESET lock_timeout")
-    session.staged[name] = wanted
+        session.connection.execute("RESET lock_timeout")
+    session.staged[name] = row
 
 
-def like(schema_name: str, table: str, *more: str) -> sql.Composed:
+def like(schema_name: str, table: str, *more: str) -> str:
     """Query with the columns of a table, and ``more`` columns."""
-    columns = sql.SQL(", ").join([sql.SQL("*"), *(sql.SQL(each) for each in more)])
-    return sql.SQL("SELECT {} FROM {}").format(columns, sql.Identifier(schema_name, table))
+    return f"SELECT {', '.join(('*', *more))} FROM {identifier(schema_name, table)}"
 
 
-def like_latest(schema_name: str, core: Core) -> sql.Composed:
+def like_latest(schema_name: str, core: Core) -> str:
     """Query with the columns in which `latest` is staged.
 
     Times are microseconds since 1970, which PostgreSQL reads in a third of the time of a text.
     """
     columns = [
-        sql.SQL("0::bigint AS {0}" if name in _TIMES else "{0}").format(sql.Identifier(name))
+        f"{'0::bigint AS ' if name in _TIMES else ''}{identifier(name)}"
         for name in LATEST_COLUMNS
         if name not in _CONSTANT
     ]
-    columns += [sql.SQL("0::bigint AS first_version").format()]
-    columns += [sql.SQL("0::bigint AS first_at").format()]
-    table = sql.Identifier(schema_name, core.table)
-    return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(columns), table)
+    columns += ["0::bigint AS first_version", "0::bigint AS first_at"]
+    return f"SELECT {', '.join(columns)} FROM {identifier(schema_name, core.table)}"
 
 
 def copy_rows(
     session: StoreSession,
-    table: sql.Identifier,
+    table: str,
     columns: Mapping[str, pa.Array | pa.ChunkedArray],
 ) -> None:
     """COPY columns into a table; nested values are written as JSON text.
@@ -131,8 +127,8 @@ def copy_rows(
     rows = len(cells[0])
     if not rows:
         return
-    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(table, _names(columns))
-    with session.connection.cursor() as cursor, cursor.copy(statement) as copy:
+    statement = f"COPY {table} ({identifiers(columns)}) FROM STDIN"
+    with session.connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
         for start in range(0, rows, _COPY_ROWS):
             copy.write(_lines([each.slice(start, _COPY_ROWS) for each in cells]))
             copy.write(b"\n")
@@ -156,17 +152,13 @@ def _lines(cells: Sequence[pa.Array]) -> memoryview:
     return memoryview(pc.binary_join(whole, "\n").buffers()[2])
 
 
-def merge(session: StoreSession, query: sql.Composed) -> psycopg.Cursor[Any]:
+def merge(session: StoreSession, query: str) -> psycopg.Cursor[Any]:
     """Run a query over a staging table.
 
     It is not prepared, so that it is planned each time: a plan for small tables would be reused
     for large ones.
     """
-    return session.connection.execute(query, prepare=False)
-
-
-def _names(names: Sequence[str] | Mapping[str, Any]) -> sql.Composed:
-    return sql.SQL(", ").join(sql.Identifier(name) for name in names)
+    return session.connection.execute(query.encode(), prepare=False)
 
 
 def _constant(value: int, rows: int) -> pa.Array:
@@ -181,7 +173,7 @@ def _places(place: WritePlace, changes: pa.Table) -> dict[str, pa.Array]:
     }
 
 
-def _stage_latest(session: StoreSession, core: Core, batch: Batch) -> sql.Identifier:
+def _stage_latest(session: StoreSession, core: Core, batch: Batch) -> str:
     """Stage the newest change of each key, in the order of the keys."""
     changes, keys = batch.changes, batch.keys
     # With a history all images are extracted anyway; without one only the newest images are.
@@ -212,25 +204,23 @@ def _stage_latest(session: StoreSession, core: Core, batch: Batch) -> sql.Identi
     return stage
 
 
-def _latest_row(place: WritePlace) -> dict[str, sql.Composed]:
+def _latest_row(place: WritePlace) -> dict[str, str]:
     """Expression of each column of a row of `latest`, from the staged columns."""
-    constants = {"generation": place.generation, "partition": place.partition}
-    row: dict[str, sql.Composed] = {}
+    row: dict[str, str] = {}
     for name in LATEST_COLUMNS:
-        if name in constants:
-            row[name] = sql.SQL("{}::int").format(sql.Literal(constants[name]))
+        if name in _CONSTANT:
+            row[name] = f"{getattr(place, name)}::int"
         else:
             form = _MOMENT if name in _TIMES else "{0}"
-            row[name] = sql.SQL(form).format(sql.Identifier("staged", name))
+            row[name] = form.format(identifier("staged", name))
     return row
 
 
 def write_latest(session: StoreSession, place: WritePlace, core: Core, batch: Batch) -> None:
     """Put the newest change of each key into `latest`, which is the gate."""
     stage = _stage_latest(session, core, batch)
-    table = sql.Identifier(place.schema_name, core.table)
-    row = sql.SQL(", ").join(_latest_row(place).values())
-    _upsert_newest(session, table, stage, LATEST_COLUMNS, row)
+    row = ", ".join(_latest_row(place).values())
+    _upsert_newest(session, place.table(core.table), stage, LATEST_COLUMNS, row)
 
 
 def write_next(
@@ -243,42 +233,42 @@ def write_next(
     version 1 exists already.
     """
     row, stage = _latest_row(place), _stage_latest(session, core, batch)
-    table = sql.Identifier(place.schema_name, core.table)
+    table = place.table(core.table)
     first = batch.keys.versions[batch.keys.firsts]
     created = int(np.count_nonzero(first == 1))
     if created:
-        insert = "INSERT INTO {} ({}) SELECT {} FROM {} AS staged WHERE first_version = 1"
-        values = sql.SQL(", ").join(row.values())
-        merge(session, sql.SQL(insert).format(table, _names(row), values, stage))
+        names, values = identifiers(row), ", ".join(row.values())
+        new = f"SELECT {values} FROM {stage} AS staged WHERE first_version = 1"
+        merge(session, f"INSERT INTO {table} ({names}) {new}")
     left = len(first) - created
     if not left:
         return {}
     # The as-of time never decreases, also where no history needs the stored one.
-    row["as_of"] = sql.SQL("greatest(kept.as_of, {})").format(row["as_of"])
+    row["as_of"] = f"greatest(kept.as_of, {row['as_of']})"
     del row["key"]
     follows = "kept.key = staged.key AND first_version > 1 AND kept.version = first_version - 1"
-    update = "UPDATE {} AS kept SET ({}) = ROW({}) FROM {} AS staged WHERE " + follows
-    values = sql.SQL(", ").join(row.values())
+    update = (
+        f"UPDATE {table} AS kept SET ({identifiers(row)}) = ROW({', '.join(row.values())}) "
+        f"FROM {stage} AS staged WHERE {follows}"
+    )
     if not any(rider.merge == "history" for rider in core.riders):
-        done = merge(session, sql.SQL(update).format(table, _names(row), values, stage))
-        return {} if done.rowcount == left else None
-    in_time = update + " AND kept.as_of <= " + _MOMENT.format("first_at")
-    left -= merge(session, sql.SQL(in_time).format(table, _names(row), values, stage)).rowcount
+        return {} if merge(session, update).rowcount == left else None
+    in_time = f"{update} AND kept.as_of <= {_MOMENT.format('first_at')}"
+    left -= merge(session, in_time).rowcount
     if not left:
         return {}
     # The remaining keys are late, or do not follow.
-    asked = "SELECT kept.key, kept.as_of FROM {} AS kept JOIN {} AS staged ON " + follows
-    late = dict(merge(session, sql.SQL(asked).format(table, stage)).fetchall())
-    done = merge(session, sql.SQL(update).format(table, _names(row), values, stage))
-    return late if done.rowcount == left else None
+    asked = f"SELECT kept.key, kept.as_of FROM {table} AS kept JOIN {stage} AS staged ON {follows}"
+    late = dict(merge(session, asked).fetchall())
+    return late if merge(session, update).rowcount == left else None
 
 
 def _upsert_newest(
     session: StoreSession,
-    table: sql.Identifier,
-    stage: sql.Identifier,
+    table: str,
+    stage: str,
     names: Sequence[str],
-    row: sql.Composable,
+    row: str,
     condition: str = "",
     greatest: Sequence[str] = (),
 ) -> None:
@@ -288,22 +278,12 @@ def _upsert_newest(
     """
     rest = [name for name in names[1:] if name not in greatest]
     also = "".join(f", {name} = greatest(kept.{name}, excluded.{name})" for name in greatest)
+    values = ", ".join(identifier("excluded", name) for name in rest)
     merge(
         session,
-        sql.SQL(
-            "INSERT INTO {table} AS kept ({names}) SELECT {row} FROM {stage} AS staged "
-            + condition
-            + " ORDER BY key ON CONFLICT (key) DO UPDATE SET ({rest}) = ROW({values})"
-            + also
-            + " WHERE kept.version < excluded.version"
-        ).format(
-            table=table,
-            stage=stage,
-            names=_names(names),
-            row=row,
-            rest=_names(rest),
-            values=sql.SQL(", ").join(sql.Identifier("excluded", name) for name in rest),
-        ),
+        f"INSERT INTO {table} AS kept ({identifiers(names)}) SELECT {row} FROM {stage} AS staged "
+        f"{condition} ORDER BY key ON CONFLICT (key) DO UPDATE "
+        f"SET ({identifiers(rest)}) = ROW({values}){also} WHERE kept.version < excluded.version",
     )
 
 
@@ -325,7 +305,7 @@ def write_history(session: StoreSession, place: WritePlace, table: KeptTable, ba
         **batch.images.take(order)._asdict(),
     }
     assert tuple(columns) == HISTORY_COLUMNS
-    copy_rows(session, sql.Identifier(place.schema_name, table.name), columns)
+    copy_rows(session, place.table(table.name), columns)
 
 
 def write_rows(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
@@ -333,13 +313,12 @@ def write_rows(session: StoreSession, place: WritePlace, table: KeptTable, batch
     columns = newest_rows(table, batch)
     stage = stage_of(stage_name(table.name))
     copy_rows(session, stage, columns)
-    target = sql.Identifier(place.schema_name, table.name)
+    target = place.table(table.name)
     if columns["present"].false_count:
-        gone = "DELETE FROM {} AS kept USING {} AS gone WHERE kept.key = gone.key "
-        delete = sql.SQL(gone + "AND NOT gone.present").format(target, stage)
-        merge(session, delete)
+        gone = "WHERE kept.key = gone.key AND NOT gone.present"
+        merge(session, f"DELETE FROM {target} AS kept USING {stage} AS gone {gone}")
     names = ("key", "version", *table.columns)
-    _upsert_newest(session, target, stage, names, _names(names), "WHERE present")
+    _upsert_newest(session, target, stage, names, identifiers(names), "WHERE present")
 
 
 def write_whole_keys(
@@ -347,11 +326,8 @@ def write_whole_keys(
 ) -> None:
     """Replace all rows of the keys in a batch."""
     rows = whole_keys.rows_of(session, place.schema_name, table, batch)
-    target = sql.Identifier(place.schema_name, table.name)
-    session.connection.execute(
-        sql.SQL("DELETE FROM {} WHERE key = ANY(%s)").format(target),
-        (batch.keys.names.to_pylist(),),
-    )
+    target, keys = place.table(table.name), (batch.keys.names.to_pylist(),)
+    session.connection.execute(f"DELETE FROM {target} WHERE key = ANY(%s)".encode(), keys)
     copy_rows(session, target, {name: rows[name] for name in rows.column_names})
 
 
@@ -366,17 +342,16 @@ def write_cache(session: StoreSession, place: WritePlace, table: KeptTable, batc
     columns["activity"] = activity(batch)
     stage = stage_of(stage_name(table.name))
     copy_rows(session, stage, columns)
-    target = sql.Identifier(place.schema_name, table.name)
-    names = tuple(columns)
-    _upsert_newest(session, target, stage, names, _names(names), greatest=("activity",))
+    target, names = place.table(table.name), tuple(columns)
+    _upsert_newest(session, target, stage, names, identifiers(names), greatest=("activity",))
     shard = (place.partition, place.partition, table.lifetime_us)
-    session.connection.execute(sql.SQL(_EXPIRED).format(table=target), shard)
+    session.connection.execute(_EXPIRED.format(table=target).encode(), shard)
 
 
 def write_changes(session: StoreSession, place: WritePlace, table: KeptTable, batch: Batch) -> None:
     """Append a row for each change for which the view's WHERE holds."""
     rows = added_rows(table, batch)
-    copy_rows(session, sql.Identifier(place.schema_name, table.name), rows)
+    copy_rows(session, place.table(table.name), rows)
 
 
 _EXPIRED: Final = (
@@ -401,32 +376,21 @@ def write_sums(session: StoreSession, place: WritePlace, table: KeptTable, batch
     columns["shard"] = _constant(place.partition, deltas.num_rows)
     stage = stage_of(stage_name(table.name))
     copy_rows(session, stage, columns)
-    target = sql.Identifier(place.schema_name, table.name)
+    target = place.table(table.name)
     sums = [name for name, _ in table.sums]
-    added = [sql.SQL(_TOGETHER[kind]).format(sql.Identifier(name)) for name, kind in table.sums]
+    added = ", ".join(_TOGETHER[kind].format(identifier(name)) for name, kind in table.sums)
     groups = (*table.groups, "shard")
+    names, grouped = identifiers((*groups, *sums)), identifiers(groups)
     merge(
         session,
-        sql.SQL(
-            "INSERT INTO {table} AS kept ({names}) SELECT {names} FROM {stage} ORDER BY {groups} "
-            "ON CONFLICT ({groups}) DO UPDATE SET {added}"
-        ).format(
-            table=target,
-            names=_names((*groups, *sums)),
-            stage=stage,
-            groups=_names(groups),
-            added=sql.SQL(", ").join(added),
-        ),
+        f"INSERT INTO {target} AS kept ({names}) SELECT {names} FROM {stage} ORDER BY {grouped} "
+        f"ON CONFLICT ({grouped}) DO UPDATE SET {added}",
     )
     if table.images[0] != "original":
         return  # changes are never subtracted, so no count becomes 0
-    empty = [sql.SQL("{} = 0").format(sql.Identifier(name)) for name in sums]
-    session.connection.execute(
-        sql.SQL("DELETE FROM {} WHERE shard = %s AND {}").format(
-            target, sql.SQL(" AND ").join(empty)
-        ),
-        (place.partition,),
-    )
+    empty = " AND ".join(f"{identifier(name)} = 0" for name in sums)
+    delete = f"DELETE FROM {target} WHERE shard = %s AND {empty}"
+    session.connection.execute(delete.encode(), (place.partition,))
 
 
 _MERGES: Final[Mapping[Merge, Callable[[StoreSession, WritePlace, Any, Batch], None]]] = {

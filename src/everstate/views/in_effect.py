@@ -33,24 +33,35 @@ def in_effect(
     exceptions between the two; ``version_of`` is called only for released records. Out: each change
     with the spot after it.
     """
-    given = Range(since.next_offset, end)
+    placed = by_effect(records, offsets, Range(since.next_offset, end), exceptions, version_of)
+    if not exceptions.released:
+        return [(Spot(at + 1), record) for at, record in placed]
+    return list(_with_spots(placed))[since.done :]
+
+
+def by_effect(
+    records: Sequence[R],
+    offsets: Sequence[int],
+    given: Range,
+    exceptions: Exceptions,
+    version_of: Callable[[R], int],
+) -> list[tuple[int, R]]:
+    """As :func:`in_effect`, of whole offsets; each change with that at which it takes effect."""
     rows = np.flatnonzero(is_accepted(np.asarray(offsets, np.int64), given, exceptions)).tolist()
     if not exceptions.released:
-        return [(Spot(offsets[row] + 1), records[row]) for row in rows]
+        return [(offsets[row], records[row]) for row in rows]
     placed = []
     for row in rows:
         at = exceptions.released.get(offsets[row])
         order = (offsets[row], 0) if at is None else (at, version_of(records[row]))
         placed.append((order, records[row]))
     placed.sort(key=lambda each: each[0])
-    return list(_with_spots(placed))[since.done :]
+    return [(at, record) for (at, _), record in placed]
 
 
-def _with_spots(
-    placed: Sequence[tuple[tuple[int, int], R]],
-) -> Iterable[tuple[Spot, R]]:
+def _with_spots(placed: Sequence[tuple[int, R]]) -> Iterable[tuple[Spot, R]]:
     done = 0
-    for number, ((at, _), record) in enumerate(placed):
-        is_last = number + 1 == len(placed) or placed[number + 1][0][0] != at
+    for number, (at, record) in enumerate(placed):
+        is_last = number + 1 == len(placed) or placed[number + 1][0] != at
         done = 0 if is_last else done + 1
         yield Spot(at + 1) if is_last else Spot(at, done), record

@@ -1,4 +1,4 @@
-"""Captures on a page: whether they read, how far behind, and what became of their rows."""
+"""Captures and the log on pages: what each of them has read, and which server does not answer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from everstate.app import App
 from everstate.config import Config
 from everstate.declarations.captures import Capture
-from everstate.errors import EverstateError
+from everstate.errors import EverstateError, Unavailable
 from everstate.log.lag import is_reachable
+from everstate.serving import Reader
+from everstate.serving.log_state import LogReader, TopicState, log_readers, topic_states
 from everstate.sources.cdc.balance import Balance, read_balance
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.status import CaptureStatus
@@ -55,3 +57,47 @@ def _shown(config: Config, app: App, capture: Capture) -> ShownCapture:
     else:
         problems.append("The log (Kafka) does not answer.")
     return ShownCapture(capture, status, balance, tuple(problems))
+
+
+def check_log_answers(config: Config) -> None:
+    """Raise Unavailable when no broker accepts a connection."""
+    if not is_reachable(config):
+        raise Unavailable("no broker answers.", public="the log (Kafka) does not answer.")
+
+
+def naming_server(config: Config, error: Unavailable) -> Unavailable:
+    """The error of a reader, whose public text names the server.
+
+    Cost: an attempt to connect to the brokers, where it is not the views' database.
+    """
+    if error.public != error.fallback_message:
+        return error  # it names the server itself
+    who = error.server
+    if who is None:
+        if is_reachable(config):
+            return error
+        who = "the log (Kafka)"
+    return Unavailable(error.message, public=f"{who} does not answer.")
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Topics and readers of the log."""
+
+    topics: tuple[TopicState, ...]
+    readers: tuple[LogReader, ...]
+    unread: EverstateError | None
+    """Why the readers are not known; ``None``: they are."""
+
+
+def log_page(reader: Reader) -> LogPage:
+    """Topics, and the archive and views that read them; raises Unavailable without a broker."""
+    config = reader.config
+    check_log_answers(config)
+    topics = topic_states(config)
+    try:
+        control = reader.connection.standings(reader.schema)
+        readers = log_readers(config, control, topics, reader.project.entities)
+    except EverstateError as error:
+        return LogPage(tuple(topics), (), error)
+    return LogPage(tuple(topics), tuple(readers), None)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from everstate.changes.tokens import log_mark
 from everstate.config import Config
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 GENERATION: Final = 1
 _RECORDS_MAX: Final = 5_000
+_BEGIN_AGAIN: Final = "Begin again with a snapshot of a view, and continue from its token."
 _GAP_MAX: Final = 256
 """Reading so many records that nobody wants costs less than another request."""
 
@@ -40,8 +40,18 @@ class Run:
 class RecordSource:
     """Reads one entity type's changelog; :meth:`begin` it, then :meth:`poll`, and close it."""
 
-    def __init__(self, config: Config, entity: str) -> None:
-        self._config, self._entity = config, entity
+    def __init__(
+        self,
+        config: Config,
+        entity: str,
+        *,
+        client_id: str = "everstate-changes",
+        is_one_of_many: bool = True,
+        advice: str = _BEGIN_AGAIN,
+    ) -> None:
+        """``is_one_of_many``: it reads less ahead. ``advice``: what helps when changes are lost."""
+        self._config, self._entity, self._advice = config, entity, advice
+        self._client_id, self._is_one_of_many = client_id, is_one_of_many
         self.topic = TopicNames(config.log.prefix).changes(entity, GENERATION)
         with Topics(config) as topics:
             self._identity = topics.identity(self.topic)
@@ -86,13 +96,16 @@ class RecordSource:
         self._at, self._ends = dict(starts), ends
         self._plan()
 
-    def poll(self, wait_s: float, only: Iterable[int]) -> list[Run]:
-        """The next runs of some partitions; waits at most ``wait_s`` for the first record."""
+    def poll(self, wait_s: float, only: Iterable[int], most: int = _RECORDS_MAX) -> list[Run]:
+        """The next runs of some partitions; waits at most ``wait_s`` for the first record.
+
+        They have about ``most`` records at most.
+        """
         wanted = frozenset(only)
         if self._archived is not None:
-            return self._read_archive(self._archived, wanted)
+            return self._read_archive(self._archived, wanted, most)
         try:
-            return self._follow(wait_s, wanted)
+            return self._follow(wait_s, wanted, most)
         except DataLoss:
             # The next records expired meanwhile: the archive has them, or `_plan` raises DataLoss.
             self._leave()
@@ -165,7 +178,9 @@ class RecordSource:
                 raise self._lost(partition, at, begins[partition])
         self._archived = self._from_archive(spans)
 
-    def _read_archive(self, archived: Iterator[Run], wanted: frozenset[int]) -> list[Run]:
+    def _read_archive(
+        self, archived: Iterator[Run], wanted: frozenset[int], most: int
+    ) -> list[Run]:
         """The next run from the archive, once its partition is wanted."""
         run = self._next or next(archived, None)
         if run is None:
@@ -175,6 +190,10 @@ class RecordSource:
         self._next = None if run.partition in wanted else run
         if self._next is not None:
             return []
+        if len(run.records) > most:
+            cut = run.records[most].offset
+            self._next = Run(run.partition, cut, run.end, run.records[most:])
+            run = Run(run.partition, run.start, cut, run.records[:most])
         self._at[run.partition] = run.end
         return [run]
 
@@ -207,19 +226,19 @@ class RecordSource:
         for partition, (_, end) in spans.items():
             yield Run(partition, at[partition], end, [])
 
-    def _follow(self, wait_s: float, only: frozenset[int]) -> list[Run]:
+    def _follow(self, wait_s: float, only: frozenset[int], most: int) -> list[Run]:
         follower = self._follower
         if follower is None:
             starts = {(self.topic, partition): at for partition, at in self._at.items()}
             follower = Follower(
-                self._config, starts, client_id="everstate-changes", is_one_of_many=True
+                self._config, starts, client_id=self._client_id, is_one_of_many=self._is_one_of_many
             )
             self._follower, self._followed = follower, frozenset(self._at)
         if only != self._followed:
             follower.only((self.topic, partition) for partition in only)
             self._followed = only
         found: dict[int, list[Record]] = {}
-        for record in follower.poll(_RECORDS_MAX, wait_s):
+        for record in follower.poll(most, wait_s):
             found.setdefault(record.partition, []).append(record)
         runs = []
         for (_, partition), (start, end) in follower.spans().items():
@@ -237,7 +256,7 @@ class RecordSource:
         return DataLoss(
             f"{self.topic}[{partition}]: offsets {start:,} to {end - 1:,} are neither in the log "
             "nor in the archive; nothing was skipped.",
-            advice="Begin again with a snapshot of a view, and continue from its token.",
+            advice=self._advice,
         )
 
 
@@ -254,13 +273,6 @@ def _near(offsets: Iterable[int]) -> list[list[int]]:
 
 def records_of(topic: str, archived: pa.Table) -> Iterator[Record]:
     """The log's records from their rows in the archive."""
-    millis = pc.divide(pc.cast(archived["timestamp"], pa.int64()), 1_000)
-    columns: list[list[Any]] = [
-        *(archived[name].to_pylist() for name in ("partition", "offset")),
-        millis.to_pylist(),
-        *(archived[name].to_pylist() for name in ("raw_key", "raw_value", "raw_headers")),
-        archived["timestamp_type"].to_pylist(),
-    ]
-    for partition, offset, moment, key, value, headers, kind in zip(*columns, strict=True):
-        named = tuple((header["key"], header["value"]) for header in headers or ())
-        yield Record(topic, partition, offset, moment, key, value, named, kind)
+    from everstate.archive import record_parts  # an extra, too
+
+    return (Record(topic, *parts) for parts in record_parts(archived))
