@@ -35,6 +35,7 @@ BENCHES = (
     "rest",
     "reading",
     "subscribers",
+    "table",
     "commands",
     "outbox",
     "clean",

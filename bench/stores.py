@@ -8,6 +8,7 @@ read from the archive or the log, judged and computed within the time.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -22,8 +23,11 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx
+import pyarrow as pa
 from cassandra.cluster import Cluster
 from cassandra.concurrent import execute_concurrent_with_args
+from confluent_kafka import Producer as KafkaProducer
+from deltalake import write_deltalake
 from redis import Redis
 
 from bench import data
@@ -43,6 +47,8 @@ from everstate.pipeline.keeping.trail import Trailer
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from kit.opensearch import OpenSearchServer
 from kit.served_cassandra import ServedCassandra
+from kit.served_kafka import ServedKafka
+from kit.served_lake import ServedLake
 from kit.served_redis import ServedRedis
 from kit.served_store import ServedStore
 
@@ -110,6 +116,35 @@ def cassandra_bare(url: str, rows: Sequence[Row]) -> None:
         execute_concurrent_with_args(session, insert, given)
 
 
+def lake_bare(url: str, rows: Sequence[Row]) -> None:
+    """Appends of some thousand rows to one Delta table."""
+    for piece in _pieces(rows, _BULK_ROWS):
+        write_deltalake(f"{url}/{_INDEX}", pa.Table.from_pylist(piece), mode="append")
+
+
+def kafka_bare(url: str, rows: Sequence[Row]) -> None:
+    """An idempotent producer with the settings of everstate's, to a topic like that of a view."""
+    with _topics(url) as topics:
+        topics.ensure_raw([_INDEX], partitions=4, settings={"cleanup.policy": "compact"})
+    sent = {"enable.idempotence": True, "compression.type": "lz4", "linger.ms": 25}
+    sent |= {"queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random"}
+    producer = KafkaProducer({"bootstrap.servers": url, **sent})
+    for piece in _pieces(rows, _BULK_ROWS):
+        for row in piece:
+            producer.produce(_INDEX, json.dumps({"_key": row["id"], **row}), row["id"])
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+def _forget_kafka(url: str) -> None:
+    with _topics(url) as topics:
+        topics.delete([_INDEX])
+
+
+def _topics(url: str) -> Topics:
+    return Topics(Config().replaced("log", bootstrap_servers=url))
+
+
 def _cluster(url: str) -> Cluster:
     place = urlsplit(url)
     return Cluster([place.hostname], place.port, protocol_version=5)
@@ -141,6 +176,8 @@ STORES = (
         OpenSearchServer, opensearch_bare, lambda url: httpx.delete(f"{url}/{_INDEX}", timeout=60)
     ),
     Measured(ServedCassandra, cassandra_bare, _forget_cassandra),
+    Measured(ServedLake, lake_bare, lambda url: shutil.rmtree(f"{url}/{_INDEX}")),
+    Measured(ServedKafka, kafka_bare, _forget_kafka),
 )
 
 

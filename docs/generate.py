@@ -412,6 +412,7 @@ _OF_EACH = "QUALIFY row_number() OVER (PARTITION BY city ORDER BY nights DESC) <
 _VIEWS: dict[str, dict[str, Any]] = {
     "rows": {"sql": "SELECT city FROM guest"},
     "what has changed": {"sql": "SELECT city FROM guest_changes"},
+    "all states, with their times": {"sql": "SELECT city FROM guest_history"},
     "sums, counts, averages": {"sql": "SELECT city, count(*) AS n FROM guest GROUP BY city"},
     "`min`, `max`, `count(DISTINCT x)`": {
         "sql": "SELECT city, min(nights) AS n FROM guest GROUP BY city"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from everstate.views.control import Control
     from kit.opensearch import OpenSearchServer
     from kit.served_cassandra import ServedCassandra
+    from kit.served_kafka import ServedKafka
     from kit.served_redis import ServedRedis
     from kit.served_store import ServedStore
     from kit.view_postgres import PostgresKeptOrders
@@ -60,6 +61,7 @@ _MARKS = {
     "spark": ("spark",),
     "cassandra": ("cassandra",),
     "cassandra_views": ("cassandra",),
+    "kafka_views": ("kafka",),
     "connect": ("connect",),
     "mariadb": ("mariadb",),
     "opensearch": ("opensearch",),
@@ -195,6 +197,16 @@ def cassandra_views(
     from kit.served_cassandra import ServedCassandra
 
     yield from _alone(ServedCassandra, request, tmp_path_factory.mktemp("cassandra"))
+
+
+@pytest.fixture(scope="session")
+def kafka_views(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedKafka]:
+    """A Kafka for the whole run, which is not that of the log, and may be killed."""
+    from kit.served_kafka import ServedKafka
+
+    yield from _alone(ServedKafka, request, tmp_path_factory.mktemp("kafka"))
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from everstate.serving import Reader
     from everstate.serving.changes import Changes
     from everstate.serving.snapshots import Snapshot
+    from everstate.serving.table import EntityTable
 
 M = TypeVar("M", bound=type[BaseModel])
 F = TypeVar("F", bound=Callable[[Any], Any])
@@ -381,6 +382,17 @@ class App(Declares):
 
         given = config or _config_here("kafka", "postgres")
         return Changes(given, self, entity, since=since, until=until, raw=raw)
+
+    def table(self, entity: str, config: Config | None = None) -> EntityTable:
+        """The present entities of a type in memory, kept up to date from the log; close it.
+
+        See :class:`everstate.serving.table.EntityTable`; ``config`` as for :meth:`reader`. Raises
+        UnknownEntity.
+        """
+        from everstate.serving.table import EntityTable
+
+        given = config or _config_here("kafka")
+        return EntityTable(given, self.name, self.entity_type(entity))
 
     def token(self, entity: str, key: str, version: int) -> str:
         """A token for a version that was written, for ``wait_for``; raises UnknownEntity.

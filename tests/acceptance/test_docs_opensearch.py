@@ -22,7 +22,7 @@ def test_the_howto_of_views_in_opensearch_does_what_it_says(
     page = tmp_path / PAGE.name
     page.write_text(PAGE.read_text("utf-8").replace(OWN, opensearch.url), "utf-8")
     try:
-        assert reader.follow(page) == 6
+        assert reader.follow(page) == 7
     finally:
         reader.stop()
         httpx.delete(f"{opensearch.url}/everstate_views.*", timeout=60).raise_for_status()

@@ -26,6 +26,8 @@ from stores_app import HEAVY, MOVES, app_in
 
 from kit.opensearch import OpenSearchServer
 from kit.served_cassandra import ServedCassandra
+from kit.served_kafka import ServedKafka
+from kit.served_lake import ServedLake
 from kit.served_redis import ServedRedis
 from kit.served_store import ServedStore
 from tiers import kills
@@ -33,7 +35,13 @@ from tiers import kills
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SERVERS: tuple[type[ServedStore], ...] = (ServedRedis, OpenSearchServer, ServedCassandra)
+SERVERS: tuple[type[ServedStore], ...] = (
+    ServedRedis,
+    OpenSearchServer,
+    ServedCassandra,
+    ServedLake,
+    ServedKafka,
+)
 """A store in each line."""
 ROUNDS = kills(1, full=20)
 SEED = int(os.environ.get("FAULT_SEED") or time.time_ns() % 2**32)

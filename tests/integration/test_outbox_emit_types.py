@@ -15,10 +15,12 @@ from psycopg.types.json import Json
 from pydantic import BaseModel, Field, NaiveDatetime
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from everstate.changes import EntityType, Provenance
 from everstate.errors import InvalidChange
-from everstate.pipeline.spark.parse import state_fault
+from everstate.pipeline.drift.tasks import state_fault
+from everstate.pipeline.spark.states import fitted_state, state_schema
 from everstate.sources.outbox import Installation, emit, install_outbox
 from everstate.sources.outbox.emit import Chain
 from type_table import FIELD_TYPES, TYPE, entity_of, same_value
@@ -150,8 +152,14 @@ def test_what_sql_may_emit_readers_take_and_wrong_types_are_refused(
     rows = spark.createDataFrame(
         [(case, state(case)) for case in TAKEN], "name string, text string"
     )
-    faults = rows.select("name", state_fault(F.col("text"), THING).alias("fault")).collect()
-    assert [tuple(row) for row in faults if row["fault"] is not None] == []
+    message = F.concat(F.lit('{"state":'), "text", F.lit("}"))
+    read = F.from_json(message, StructType([StructField("state", state_schema(THING))]))["state"]
+    fitted = fitted_state(message, "state", read, THING, F.lit(True))
+    found = rows.select(
+        "name", F.filter(fitted["misfits"], lambda each: each.isNotNull())
+    ).collect()
+    assert [tuple(row) for row in found if row[1] != []] == []
+    assert [case for case in TAKEN if state_fault(THING.arrow_schema, state(case))] == []
 
 
 def test_every_value_of_the_table_of_types_is_emitted_equal_or_refused(

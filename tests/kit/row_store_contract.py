@@ -77,6 +77,8 @@ class RowsKept:
     name: str = "tested"
     store_class: type[VersionedStore] = VersionedStore
     home: AttemptingMemory = field(default_factory=AttemptingMemory)
+    types: ClassVar[Mapping[str, pa.DataType]] = _TYPES
+    """Types of the columns that tasks write."""
 
     def __post_init__(self) -> None:
         made = compile_view(ViewDefinition("opened", _SQL[self.merge]), {"order": ORDER})
@@ -96,7 +98,7 @@ class RowsKept:
 
     def install(self, version: int, vector: Mapping[int, int] | None = None) -> None:
         """Create an empty version, with its positions."""
-        self.store.install(self.plan, version, _TYPES)
+        self.store.install(self.plan, version, self.types)
         place = (self.plan.name, version, self.plan.fingerprint)
         open_positions(self.home.database, *place, range(2), vector)
 

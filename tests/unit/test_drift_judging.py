@@ -19,6 +19,7 @@ from everstate.pipeline.drift.tasks import (
     judging,
     reading,
     repairing,
+    state_fault,
 )
 
 
@@ -65,12 +66,16 @@ def judge(
     truth = Listed({} if now is None else {"k": now}, frozenset(["k"] if waits else []))
     batch = pa.RecordBatch.from_pylist([row], schema=schema)
     found = [
-        each for out in judging(truth, OwnKey("a", "integer"))([batch]) for each in out.to_pylist()
+        each
+        for out in judging(truth, OwnKey("a", "integer"), COLUMNS)([batch])
+        for each in out.to_pylist()
     ]
     return found[0]["what"] if found else None
 
 
 STATE = '{"a": 1}'
+PART = pa.struct([pa.field("n", pa.int64(), nullable=False)])
+COLUMNS = pa.schema([pa.field("a", pa.int64(), nullable=False), ("d", pa.date32()), ("p", PART)])
 
 
 @pytest.mark.parametrize(
@@ -114,6 +119,30 @@ def test_what_the_source_has_yet_to_publish_is_lag() -> None:
     assert judge(2, stored, None, waits=True) == "pending"
     assert judge(2, stored, (1, ID, STATE), waits=True) == "pending"
     assert judge(2, stored, (3, ID, STATE), waits=True) == "extra"
+
+
+@pytest.mark.parametrize(
+    ("state", "fault"),
+    [
+        (None, None),
+        ('{"a":1,"d":"2026-01-02","p":{"n":1},"unknown":[]}', None),
+        ('{"a":1,"d":null,"p":null}', None),
+        ("null", "missing:state"),
+        ("[1]", "wrong_type:state"),
+        ("{", "wrong_type:state"),
+        ('{"a":"\\u0000"}', "nul_character"),
+        ("{}", "missing:state.a"),
+        ('{"a":null,"p":{}}', "missing:state.a"),
+        ('{"a":1,"p":{}}', "missing:state.p.n"),
+        ('{"d":"2026-01-02T00:00:00"}', "wrong_type:state.d"),
+        ('{"a":1,"p":[1]}', "wrong_type:state.p"),
+        ('{"a":1,"p":{"n":1.5}}', "wrong_type:state.p.n"),
+    ],
+)
+def test_a_state_that_does_not_fit_its_columns_is_refused(
+    state: str | None, fault: str | None
+) -> None:
+    assert state_fault(COLUMNS, state) == fault
 
 
 def record(version: int = 7) -> bytes:
@@ -163,7 +192,8 @@ def test_a_key_that_no_store_can_have_is_reported_and_not_asked_for(key: str) ->
     rows = [dict.fromkeys(SIDES) | {"key": each, "logged_version": 1} for each in (key, "k")]
     schema = pa.schema({name: pa.string() if name == "key" else pa.int64() for name in SIDES})
     truth = Strict({})
-    (judged,) = judging(truth, None)([pa.RecordBatch.from_pylist(rows, schema=schema)])
+    judge = judging(truth, None, COLUMNS)
+    (judged,) = judge([pa.RecordBatch.from_pylist(rows, schema=schema)])
     assert [(row["key"], row["what"]) for row in judged.to_pylist()] == [
         (key, "extra"),
         ("k", "extra"),

@@ -156,6 +156,22 @@ class Pause:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Halt:
+    at: datetime
+
+
+class Shift(BaseModel):
+    """A fact whose time is computed."""
+
+    start: str
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def at(self) -> datetime:
+        return datetime.fromisoformat(self.start)
+
+
 class Plan(BaseModel):
     """A command: its fields need no column."""
 
@@ -166,7 +182,11 @@ class Plan(BaseModel):
 def test_times_of_commands_facts_and_changes_whose_offset_has_seconds_keep_their_instant() -> None:
     plan = Plan(pause=Pause(NOON), calls=[Call(NOON)])
     assert model_json(plan).count(NOON_TEXT.encode()) == 2
-    assert model_json(Pause(NOON)) == f'{{"at":"{NOON_TEXT}"}}'.encode()
+    for fact in (Pause(NOON), Halt(NOON)):
+        assert model_json(fact) == f'{{"at":"{NOON_TEXT}"}}'.encode()
+        assert fact.at is NOON
+    with pytest.raises(ValueError, match="offset has seconds"):
+        model_json(Shift(start="2026-01-01T00:00:00+00:00:30"))
     assert moment_text("trip", "t-1", NOON) == "1960-06-01T12:44:30+00:00"
     assert ready_time(NOON) == NOON_TEXT
     event = DomainEvent(type="Booked", data={"at": [NOON]})

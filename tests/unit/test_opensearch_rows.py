@@ -16,6 +16,7 @@ from everstate.config import Config
 from everstate.errors import InvalidView
 from everstate.sections import StoresConfig, ViewServerConfig
 from everstate.views.stores import opensearch
+from everstate.views.stores.documents import reader
 from everstate.views.stores.opensearch import OpenSearchRows, document_id
 from everstate.views.tables import KeptTable
 from kit.row_values import KINDS
@@ -85,7 +86,7 @@ def test_what_is_not_a_number_is_kept(server: Server, store: OpenSearchRows) -> 
     store.write(TABLE, written(pa.list_(pa.float64()), [[math.nan, 1.0]]), NONE)
     ((_, row),) = documents(server.requests[0])
     assert row["value"] == ["nan", 1.0]
-    (value,) = opensearch._reader(pa.list_(pa.float64()))(row["value"])[:1]
+    (value,) = reader(pa.list_(pa.float64()))(row["value"])[:1]
     assert math.isnan(value)
 
 

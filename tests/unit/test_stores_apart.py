@@ -23,7 +23,12 @@ from everstate.log.positions import Range
 from everstate.pipeline import application
 from everstate.pipeline.keeping import alone, build, elsewhere, publish
 from everstate.pipeline.keeping.build import Builder
-from everstate.pipeline.keeping.elsewhere import drop_elsewhere, show_elsewhere, upkeep
+from everstate.pipeline.keeping.elsewhere import (
+    drop_elsewhere,
+    show_elsewhere,
+    upkeep,
+    upkeep_every_s,
+)
 from everstate.pipeline.keeping.kept import EntityViews, KeptView, KeptViews
 from everstate.pipeline.keeping.publish import ViewPublisher
 from everstate.pipeline.keeping.task import ApplyTask
@@ -36,6 +41,7 @@ from everstate.views.control import BUILDING, DROPPED, KEPT, LIVE, ViewVersion
 from everstate.views.control.schema import Schema
 from everstate.views.publishing import stands_with_core
 from everstate.views.stores import versioned
+from everstate.views.stores.registry import STORES
 from everstate.views.stores.versioned import VersionedStore
 from everstate.views.tables import HOME, Core, KeptTable, placed
 from kit.row_store_contract import AttemptingMemory, RowsKept
@@ -581,3 +587,11 @@ def test_no_job_runs_for_a_view_while_it_is_proved(store: str, jobs: int) -> Non
         trailer._catch_up(control, views, view)
     assert trailer._catch_up(control, views, view) == 9
     assert len(ran) == jobs
+
+
+def test_readers_of_a_store_are_shown_its_views_as_often_as_its_class_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(STORES, "memory", "kit.rows_in_memory:RowsInMemory")
+    monkeypatch.setitem(STORES, "gone", "no_such_module:Rows")
+    assert [upkeep_every_s(store) for store in ("lake", "memory", "gone")] == [10, 60, 60]

@@ -69,6 +69,7 @@ def reported(verifier: Verifier, merge: Merge = "row", *, has_rules: bool = Fals
     table = KeptTable(NAME, 1, "f", merge, outputs=(("region", "c0"),))
     key = ("key",) if merge == "row" else ("key", "version")
     given: dict[str, Any] = {"name": NAME, "store": verifier.row.store, "rules": (), "key": key}
+    given["has_times"] = merge == "periods"
     given["replaces_rows"] = merge == "row" and not has_rules
     plan: Any = SimpleNamespace(**given, table=lambda _n: table, ruled_table=lambda _n: table)
     inputs = [SimpleNamespace(changes="proved")]
@@ -200,6 +201,21 @@ def test_no_later_change_takes_an_appended_row_away(rows: list[Stored], outcome:
     verifier: Any = Verifier("memory", PROVED, JUDGED)
     verifier._compare = lambda *_given: compared([OLD, A, B], rows, "append")
     assert reported(verifier, "append").outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcome"),
+    [
+        ([OLD, ("a", 2, "ended"), B, ("a", 3, "south")], "not compared"),
+        ([OLD, A, ("b", 1, "ended")], "differs"),
+        ([("a", 1, "ended"), A, B], "differs"),
+        ([OLD, B], "differs"),
+    ],
+)
+def test_a_later_change_ends_the_newest_state(rows: list[Stored], outcome: str) -> None:
+    verifier: Any = Verifier("memory", PROVED, JUDGED)
+    verifier._compare = lambda *_given: compared([OLD, A, B], rows, "append")
+    assert reported(verifier, "periods").outcome == outcome
 
 
 def test_a_view_in_postgresql_is_never_ahead() -> None:

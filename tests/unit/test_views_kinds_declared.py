@@ -25,6 +25,7 @@ from everstate.views.durations import microseconds
 from everstate.views.kinds import ViewPlan
 from everstate.views.kinds.python import _meaning
 from everstate.views.kinds.row import RowPlan
+from everstate.views.policies import ignore
 from everstate.views.tables import PythonTable
 from everstate.views.whole_keys import (
     FunctionFailed,
@@ -65,6 +66,8 @@ BY_WINDOW = "SELECT window.start AS s, count(*) AS n FROM sale GROUP BY window(m
 NUMBERED = "SELECT shop, row_number() OVER (PARTITION BY shop ORDER BY day) AS n FROM sale"
 JOINED = "SELECT s.shop, h.city FROM sale s JOIN shop h ON s.shop = h.code"
 
+HISTORY = "SELECT region, price FROM sale_history"
+IN_LAKE: dict[str, Any] = {"store": "lake"}
 REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     (ROWS, {"scale": 2}, "the option scale is only for views of sums", "Leave it out"),
     (GROUPS, {"indexes": ["shop"]}, "the option indexes is only for views of rows", None),
@@ -232,6 +235,24 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
         "not allowed in a join",
         "date_trunc",
     ),
+    (HISTORY, {}, "PostgreSQL keeps no view of all states", 'store="lake"'),
+    (HISTORY, {"store": "redis"}, "that store keeps no views of the kind periods", None),
+    (HISTORY, {**IN_LAKE, "ttl": "1 hour"}, "ttl is only for", None),
+    (
+        HISTORY,
+        {**IN_LAKE, "policies": [ignore(actor="x")]},
+        "a trigger or policies",
+        "sale_changes",
+    ),
+    (f"{HISTORY} ORDER BY region LIMIT 3", IN_LAKE, "ORDER BY, LIMIT, OFFSET and indexes", None),
+    (HISTORY.replace("price", "day AS valid_to"), IN_LAKE, "column 'valid_to' is of", None),
+    (
+        "SELECT region, count(*) AS n FROM sale_history GROUP BY region",
+        IN_LAKE,
+        "groups and top lists of a history",
+        "Keep its rows",
+    ),
+    (JOINED.replace("JOIN shop h", "JOIN shop_history h"), {}, "or of histories", None),
 ]
 
 

@@ -50,7 +50,7 @@ _ROWS: Final = [
         {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"},
         "Continue after the page that named this.",
     ),
-    says.text("q", "Of a view with `search`: words; the best rows come first."),
+    says.text("q", "Of a view with `search`, or in OpenSearch: words; the best rows come first."),
     says.query("at", says.TIME, "Of a timeline: the rows that were valid at this time."),
 ]
 

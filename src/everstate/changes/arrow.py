@@ -8,12 +8,13 @@ which a process that only writes or sends changes does not need to spend.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import BaseModel, FutureDate, FutureDatetime, RootModel
 
+from everstate.changes.change import PROVENANCE_FIELDS
 from everstate.changes.fields import FieldTree, FieldType, ModelField, tree_of
 from everstate.changes.keys import column_fault
 from everstate.errors import InvalidEntityType
@@ -73,6 +74,20 @@ def arrow_type(tree: FieldTree, is_read: bool = False) -> pa.DataType:
     if tree.type == "map":
         return pyarrow.map_(pyarrow.string(), inner)
     return pyarrow.list_(pyarrow.field("element", inner, is_read or tree.has_null_elements))
+
+
+def change_columns(state: Iterable[pa.Field[Any]]) -> list[pa.Field[Any]]:
+    """The columns of changes in the SQL and the functions of views, with both states."""
+    import pyarrow as pa
+
+    text, moment, states = pa.string(), pa.timestamp("us", "UTC"), pa.struct(list(state))
+    columns = [
+        *(("key", text), ("version", pa.int64()), ("kind", text), ("event", text)),
+        *(("occurred_at", moment), ("recorded_at", moment), ("id", text)),
+        ("provenance", pa.struct([(name, text) for name in PROVENANCE_FIELDS.values()])),
+        *(("current", states), ("original", states)),
+    ]
+    return [pa.field(name, kind) for name, kind in columns]
 
 
 def shapes(fields: Sequence[ModelField]) -> dict[str, Any]:

@@ -212,7 +212,7 @@ class ChangeCodec:
             None if block is None else (block.id, block.index, block.count),
             None if change.current is None else self._json(change.current, is_new=True),
             None if change.original is None else self._json(change.original, is_new=False),
-            b"" if not change.extra else encode_json(_plain(change.extra))[1:-1],
+            b"" if not change.extra else encode_json(dict(change.extra))[1:-1],
             change.event,
         )
 
@@ -342,10 +342,6 @@ class ChangeCodec:
             raise InvalidChange(name, change.key, "entity", f"it is of {change.entity!r}")
         check_shape(change)
         return change
-
-
-def _plain(extra: Mapping[str, Any]) -> dict[str, Any]:
-    return extra if isinstance(extra, dict) else dict(extra)
 
 
 def check_shape(change: Change[Any]) -> None:

@@ -6,33 +6,27 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from everstate.changes.accepting import NotAccepted, accept, inexact, read_exactly, read_values
+from everstate.changes.accepting import NotAccepted, accept, read_exactly, read_row, read_values
 from everstate.changes.arrow import arrow_schema, check_columns, shapes
 from everstate.changes.carrying import Ambiguous, carried, place_of
 from everstate.changes.depth import TOO_DEEP, is_too_deep
 from everstate.changes.equality import has_equal_values
 from everstate.changes.fields import FieldType, ModelField, has_rule, ruled_tree, tree_of
 from everstate.changes.keys import NAME, OwnKey, key_text
-from everstate.changes.moments import (
-    ODD_OFFSET,
-    OUT_OF_RANGE,
-    all_with_minutes,
-    holds_offset,
-    is_kept,
-    with_minutes,
-)
+from everstate.changes.moments import OUT_OF_RANGE, holds_offset
 from everstate.changes.read_back import ReadBack
 from everstate.changes.values import (
     UNSTORABLE,
+    all_with_minutes,
+    has_kept_times,
     in_order,
     may_hold_unstorable,
     storable,
-    times_in,
 )
 from everstate.errors import InvalidChange, InvalidEntityType
 
@@ -45,6 +39,7 @@ EntityOrigin = Literal["given", "made", "stored"]
 """Where an entity comes from: a writer, a state that was read a moment ago, or a store."""
 NO_KEYS = frozenset({"float", "struct", "list", "map"})
 """JSON types of fields that cannot name an entity."""
+_Test: TypeAlias = Callable[[Any], bool]
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
 _BACKSLASH, _NUL = 0x5C, b"\\u0000"
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -143,13 +138,7 @@ class EntityType:
 
     @cached_property
     def _number_fields(self) -> tuple[str, ...]:
-        fields = tree_of(self.model).fields
-        return tuple(each.name for each in fields if each.tree.holds(*_NUMBERS))
-
-    @cached_property
-    def _computed_fields(self) -> tuple[str, ...]:
-        fields = tree_of(self.model).computed
-        return tuple(each.name for each in fields if each.tree.holds(*_NUMBERS))
+        return tuple(each.name for each in self.columns if each.tree.holds(*_NUMBERS))
 
     @cached_property
     def _may_hold_times(self) -> bool:
@@ -158,8 +147,9 @@ class EntityType:
     @cached_property
     def _is_quickly_checked(self) -> bool:
         """Whether numbers are in few plain fields: checking these is cheaper than the text."""
-        numbers = [each.tree for each in self.columns if each.name in self._number_fields]
-        return len(numbers) <= _NUMBERS_MAX and all(each.type in _NUMBERS for each in numbers)
+        numbers = [each for each in self.columns if each.name in self._number_fields]
+        are_plain = all(each.info and each.tree.type in _NUMBERS for each in numbers)
+        return len(numbers) <= _NUMBERS_MAX and are_plain
 
     @cached_property
     def _may_hold_sets(self) -> bool:
@@ -191,20 +181,11 @@ class EntityType:
 
         Fields that the model does not have are dropped: an older model may have had them.
         """
-        if isinstance(state, self.model):
-            return state
-        try:
-            return read_values(self.model, state)
-        except ValidationError as cause:
-            raise self._invalid(cause, state) from cause
+        return state if isinstance(state, self.model) else self._made(read_values, state)
 
     def validate_exactly(self, state: Mapping[str, Any]) -> BaseModel:
         """As :meth:`validate`, but a value that the model's reader would change is refused too."""
-        problem = inexact(self.model, state)
-        if problem is not None:
-            where = ".".join(str(part) for part in problem["loc"])
-            raise InvalidChange(self.name, None, where, problem["msg"])
-        return self.validate(state)
+        return self._made(read_row, state)
 
     def accept(self, state: Mapping[str, Any] | BaseModel) -> BaseModel:
         """Make the model from what a writer gives; raises InvalidChange naming field and reason.
@@ -213,23 +194,26 @@ class EntityType:
         """
         if isinstance(state, self.model):
             return state
-        if not isinstance(state, Mapping):
-            return self.validate(state)
-        try:
-            return accept(self.model, state)
-        except NotAccepted as cause:
-            key = state.get(self.key)
-            named = None if key is None else str(key)
-            raise InvalidChange(self.name, named, *cause.problems("state")[0]) from cause
+        return self._made(accept if isinstance(state, Mapping) else read_values, state)
 
     def validate_json(self, state: bytes | str) -> BaseModel:
         """Make the model from a stored state; raises InvalidChange naming field and reason."""
         try:
-            return read_exactly(self.model, state)
-        except ValidationError as cause:
-            raise self._invalid(cause, {}) from cause
+            return self._made(read_exactly, state)
         except ValueError as cause:
             raise InvalidChange(self.name, None, "state", str(cause)) from cause
+
+    def _made(self, make: Callable[[type[BaseModel], Any], BaseModel], state: Any) -> BaseModel:
+        try:
+            return make(self.model, state)
+        except (ValidationError, NotAccepted) as cause:
+            if isinstance(cause, ValidationError):
+                refused = NotAccepted(self.model, cause.errors(include_url=False))
+            else:
+                refused = cause
+            key = state.get(self.key) if isinstance(state, Mapping) else None
+            named = None if key is None else str(key)
+            raise InvalidChange(self.name, named, *refused.problems("state")[0]) from cause
 
     def is_equal(self, one: str | None, other: str | None) -> bool:
         """Whether the JSON of two states has equal values; see :mod:`everstate.changes.equality`.
@@ -256,12 +240,6 @@ class EntityType:
     def has_many_texts(self) -> bool:
         """Whether equal states may have different JSON, as the model has decimals or times."""
         return has_rule(self.model, "decimal", "timestamp")
-
-    def _invalid(self, cause: ValidationError, state: object) -> InvalidChange:
-        first = cause.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "state"
-        key = state.get(self.key) if isinstance(state, Mapping) else None
-        return InvalidChange(self.name, None if key is None else str(key), where, first["msg"])
 
     def encode(self, entity: BaseModel, origin: EntityOrigin = "given") -> bytes:
         """JSON of an entity's state, UTF-8; an equal entity has the same in every process.
@@ -291,49 +269,33 @@ class EntityType:
             encoded = self._to_json(entity)
         except PydanticSerializationError as cause:
             raise self._refusal(entity, "state", str(cause)) from cause
-        if self._number_fields and (self._is_quickly_checked or may_hold_unstorable(encoded)):
-            self._check_storable(entity, self._number_fields, entity.__dict__)
-        if self._computed_fields and may_hold_unstorable(encoded):
-            values = {name: getattr(entity, name) for name in self._computed_fields}
-            self._check_storable(entity, self._computed_fields, values)
-        extra = entity.__pydantic_extra__
-        if extra:
-            self._check_storable(entity, extra, extra)
+        if self._is_quickly_checked or may_hold_unstorable(encoded):
+            self._check(entity, self._number_fields, storable, UNSTORABLE)
         if is_too_deep(encoded):
             raise self._refusal(entity, "state", TOO_DEEP)
         if self._may_hold_times and holds_offset(encoded):
-            exact = self._with_minutes(entity)
+            try:
+                exact = all_with_minutes(entity)
+            except (TypeError, ValueError) as cause:
+                raise self._refusal(entity, "state", str(cause)) from cause
             if exact is not entity:
                 return self._encoded(exact)
         if self._may_hold_sets:
             encoded = in_order(entity, encoded)
         if self._may_hold_times and (b"0001-01-01T" in encoded or b"9999-12-31T" in encoded):
-            self._check_times(entity)
+            names = [each.name for each in self.columns]
+            self._check(entity, names, has_kept_times, OUT_OF_RANGE)
         if holds_nul(encoded):
             raise self._refusal(entity, "state", "NUL characters are refused")
         return encoded
 
-    def _check_storable(
-        self, entity: BaseModel, names: Iterable[str], values: Mapping[str, Any]
-    ) -> None:
-        for name in names:
-            value = values.get(name)
-            if value is not None and not storable(value):
-                raise self._refusal(entity, name, UNSTORABLE)
-
-    def _with_minutes(self, entity: BaseModel) -> BaseModel:
-        """The entity with times that RFC 3339 can write; see :func:`with_minutes`."""
-        exact: BaseModel = all_with_minutes(entity)
-        for moment in times_in(exact):
-            if with_minutes(moment) is not moment:  # a computed one
-                raise self._refusal(entity, "state", f"{moment}: {ODD_OFFSET}")
-        return exact
-
-    def _check_times(self, entity: BaseModel) -> None:
-        computed = {name: getattr(entity, name) for name in self.model.model_computed_fields}
-        for name, value in {**entity.__dict__, **computed}.items():
-            if not all(map(is_kept, times_in(value))):
-                raise self._refusal(entity, name, OUT_OF_RANGE)
+    def _check(self, entity: BaseModel, names: Iterable[str], is_fine: _Test, reason: str) -> None:
+        """Raise InvalidChange for a value of these fields, or of unknown ones, that is not fine."""
+        unknown = entity.__pydantic_extra__
+        for name in (*names, *unknown) if unknown else names:
+            value = getattr(entity, name, None)
+            if value is not None and not is_fine(value):
+                raise self._refusal(entity, name, reason)
 
 
 def holds_nul(encoded: bytes) -> bool:

@@ -7,15 +7,8 @@ Spark, PostgreSQL and Python all support these. An offset can move a time out of
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Mapping
-from copy import copy
-from dataclasses import fields as fields_of
-from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
-
-from pydantic import BaseModel
+from typing import Final
 
 from everstate.errors import InvalidChange
 
@@ -124,35 +117,3 @@ def with_minutes(moment: datetime) -> datetime:
         return moment.astimezone(UTC)
     except OverflowError:
         return moment
-
-
-def all_with_minutes(value: Any) -> Any:
-    """A value with :func:`with_minutes` of all its times; a changed part is copied."""
-    if isinstance(value, datetime):
-        return with_minutes(value)
-    if isinstance(value, BaseModel):
-        fields = {**value.__dict__, **(value.__pydantic_extra__ or {})}
-        changed = _changed(fields)
-        return value.model_copy(update=changed) if changed else value
-    if isinstance(value, Mapping):
-        changed = _changed(value)
-        return {**value, **changed} if changed else value
-    if is_dataclass(value) and not isinstance(value, type):
-        changed = _changed({each.name: getattr(value, each.name) for each in fields_of(value)})
-        copied = copy(value) if changed else value
-        for name, part in changed.items():
-            object.__setattr__(copied, name, part)  # it may be frozen
-        return copied
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        parts = [all_with_minutes(part) for part in value]
-        if all(one is other for one, other in zip(parts, value, strict=True)):
-            return value
-        make = getattr(value, "_make", value.__class__)  # of a named tuple
-        return make(parts)
-    return value
-
-
-def _changed(parts: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The parts that :func:`all_with_minutes` changes, changed."""
-    found = {name: all_with_minutes(part) for name, part in parts.items()}
-    return {name: part for name, part in found.items() if part is not parts[name]}

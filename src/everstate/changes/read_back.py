@@ -149,20 +149,16 @@ def _shown(value: Any) -> str:
 def _own_code(schema: Any) -> Iterator[str]:
     """`reads` and `writes`, for each function of a core schema that is not pydantic's own."""
     if isinstance(schema, Mapping):
-        kind = schema.get("type")
-        if kind == "json" or schema.get("serialization_exclude"):
+        writes = schema.get("serialization", {})
+        is_left_out = any(map(schema.get, ("serialization_exclude", "serialization_exclude_if")))
+        if schema.get("type") == "json" or writes.get("type") == "any" or is_left_out:
             yield "writes"
-        for name, part in schema.items():
-            if name == "serialization":
-                if part.get("type") == "any" or _is_own(part):
-                    yield "writes"
-            elif name == "serialization_exclude_if":
-                yield "writes"
-            else:
-                yield from _own_code(part)
+        if _is_own(writes):
+            yield "writes"
         if _is_own(schema):
             yield "reads"
-    elif isinstance(schema, (list, tuple)):
+        schema = [part for name, part in schema.items() if name != "serialization"]
+    if isinstance(schema, (list, tuple)):
         for part in schema:
             yield from _own_code(part)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 
 from everstate.changes.json_numbers import orjson_default
+from everstate.changes.values import storable
 
 _LEAST, _MOST = -(2**63), 2**64 - 1
 _OPTION: Final = orjson.OPT_NON_STR_KEYS
@@ -25,22 +26,9 @@ def row_json(value: Any, *, indented: bool = False) -> bytes:
     except TypeError:
         # orjson refuses whole numbers of more than 64 bits, which a state or a row may have.
         return orjson.dumps(_fitting(value), default=orjson_default, option=option)
-    if b"null" in text and _has_odd_float(value):
+    if b"null" in text and not storable(value):
         return orjson.dumps(_fitting(value), default=orjson_default, option=option)
     return text
-
-
-def _has_odd_float(value: Any) -> bool:
-    """Whether a part of it is a float that orjson would write as null."""
-    if isinstance(value, float):
-        return not isfinite(value)
-    if isinstance(value, dict):
-        return any(map(_has_odd_float, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_has_odd_float, value))
-    if is_dataclass(value):
-        return any(_has_odd_float(getattr(value, each.name)) for each in fields(value))
-    return False
 
 
 def _fitting(value: Any) -> Any:

@@ -117,18 +117,14 @@ def _moment(value: Any, *, is_zoned: bool) -> datetime:
     found = _TIME.fullmatch(value.strip(_BLANKS)) if isinstance(value, str) else None
     if found is None:
         raise _Misfit
-    year, month, day, hour, minute, second, fraction, zone = found.groups()
+    *clock, fraction, zone = found.groups()
     if (zone is not None and not is_zoned) or (fraction or "")[6:].strip("0"):
         raise _Misfit
+    # A month and a day begin with 1, the other parts with 0.
+    year, month, day, hour, minute, second = (int(p or n < 3) for n, p in enumerate(clock))
+    micros = int((fraction or "")[:6].ljust(6, "0"))
     moment = datetime(
-        int(year),
-        int(month or 1),
-        int(day or 1),
-        int(hour or 0),
-        int(minute or 0),
-        int(second or 0),
-        int((fraction or "")[:6].ljust(6, "0")),
-        _zone(zone) if is_zoned else None,
+        year, month, day, hour, minute, second, micros, _zone(zone) if is_zoned else None
     )
     return moment.astimezone(UTC) if is_zoned else moment
 
@@ -140,13 +136,11 @@ def _zone(text: str | None) -> timezone:
     found = _OFFSET.fullmatch(text)
     if found is None:
         raise _Misfit
-    sign, hours, minutes, seconds = found.groups()
-    if int(minutes or 0) > 59 or int(seconds or 0) > 59:
+    hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:])
+    offset = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    if minutes > 59 or seconds > 59 or offset > _OFFSET_MAX:
         raise _Misfit
-    offset = timedelta(hours=int(hours), minutes=int(minutes or 0), seconds=int(seconds or 0))
-    if offset > _OFFSET_MAX:
-        raise _Misfit
-    return timezone(-offset if sign == "-" else offset)
+    return timezone(-offset if found[1] == "-" else offset)
 
 
 def _text(value: Any) -> str:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from pydantic import BaseModel, RootModel, TypeAdapter
 
 from everstate.changes.depth import TOO_DEEP, is_too_deep
 from everstate.changes.fields import tree_of
-from everstate.changes.moments import all_with_minutes, holds_offset
+from everstate.changes.moments import ODD_OFFSET, holds_offset, is_kept, with_minutes
+
+T = TypeVar("T")
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _AS_ZEROS = bytes.maketrans(b"0123456789", b"0000000000")
@@ -49,7 +53,7 @@ def parts_of(value: Any) -> Iterable[Any]:
         return (*value.__dict__.values(), *unknown.values(), *computed)
     if isinstance(value, Mapping):
         return value.values()
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         return value
     if _is_data(value):
         return [getattr(value, each.name) for each in fields(value)]
@@ -66,6 +70,26 @@ def times_in(value: Any) -> Iterator[datetime]:
         yield value
     for part in parts_of(value):
         yield from times_in(part)
+
+
+def has_kept_times(value: Any) -> bool:
+    """Whether every time in a value is one that can be stored, or has no offset."""
+    return all(map(is_kept, times_in(value)))
+
+
+def all_with_minutes(value: T) -> T:
+    """A value with :func:`with_minutes` of all its times: a copy of it, if that changes one.
+
+    Raises ValueError for a time that a model computes, and TypeError for a value without a copy.
+    """
+    odd = [moment for moment in times_in(value) if with_minutes(moment) is not moment]
+    if not odd:
+        return value
+    exact = deepcopy(value, {id(moment): with_minutes(moment) for moment in odd})
+    for moment in times_in(exact):
+        if with_minutes(moment) is not moment:
+            raise ValueError(f"{moment}: {ODD_OFFSET}")
+    return exact
 
 
 def _has_set(value: Any) -> bool:
@@ -131,22 +155,19 @@ def _ordered(value: Any, encoded: Any) -> Any:
     """Decoded JSON of a value with the elements of its sets sorted."""
     if isinstance(value, RootModel):
         return _ordered(value.root, encoded)
-    is_model = isinstance(value, BaseModel)
-    if isinstance(encoded, dict) and (is_model or _is_data(value)):
+    if isinstance(encoded, dict):
         # Commands and facts are written by the names of their fields.
-        names = _names(value.__class__) if is_model else {}
-        return {
-            name: _ordered(getattr(value, names.get(name) or name, None), part)
-            for name, part in encoded.items()
-        }
-    if isinstance(value, Mapping) and isinstance(encoded, dict):
-        pairs = zip(value.values(), encoded.items(), strict=True)
+        names = _names(value.__class__) if isinstance(value, BaseModel) else {}
+        parts: Iterable[Any] = (getattr(value, names.get(name) or name, None) for name in encoded)
+        if isinstance(value, Mapping):
+            parts = value.values()
+        pairs = zip(parts, encoded.items(), strict=True)
         return {name: _ordered(part, written) for part, (name, written) in pairs}
-    if isinstance(value, (list, tuple)) and isinstance(encoded, list):
-        return [_ordered(*each) for each in zip(value, encoded, strict=True)]
-    if isinstance(value, AbstractSet) and isinstance(encoded, list):
-        parts = [_ordered(*each) for each in zip(value, encoded, strict=True)]
-        same = all(isinstance(part, str) for part in parts)
-        same = same or all(isinstance(part, int | float) for part in parts)
-        return sorted(parts, key=None if same else _encode)
+    if isinstance(encoded, list) and isinstance(value, (list, tuple, deque, AbstractSet)):
+        made = [_ordered(*each) for each in zip(value, encoded, strict=True)]
+        if not isinstance(value, AbstractSet):
+            return made
+        same = all(isinstance(part, str) for part in made)
+        same = same or all(isinstance(part, int | float) for part in made)
+        return sorted(made, key=None if same else _encode)
     return encoded

@@ -10,20 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from everstate.changes.moments import is_finer
 
-_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,1000}")
-_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_NO_NUMBER: Final = re.compile(r"nan|[+-]?inf(?:inity)?", re.IGNORECASE)
-_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_TIME: Final = re.compile(
-    rf"{_DATE.pattern}(?:[T ][0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]+)?)?)?"
-    r"(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
-)
-_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _BITS: Final = 2**63
 _WHOLE_DIGITS: Final = 131_072
 _PLACES: Final = 16_383
@@ -37,27 +28,23 @@ def written_value(cast: str, text: str) -> Any:
     whole number of any size; times with an offset are read by
     :func:`everstate.serving.moments.parse_moment`.
     """
-    return _READERS[cast](text)
+    form, read, advice = _FORMS[cast]
+    found = form.fullmatch(text)
+    if found is None:
+        raise ValueError(advice)
+    return read(found)
 
 
-def _whole(text: str) -> int:
-    if not _WHOLE.fullmatch(text):
-        raise ValueError("Write digits.")
-    return int(text)
-
-
-def _bigint(text: str) -> int:
-    number = _whole(text)
+def _bigint(found: re.Match[str]) -> int:
+    number = int(found[0])
     if not -_BITS <= number < _BITS:
         raise ValueError("Write a number of at most 64 bits.")
     return number
 
 
-def _numeric(text: str) -> Decimal:
-    if not _NUMBER.fullmatch(text):
-        raise ValueError("Write digits.")
+def _numeric(found: re.Match[str]) -> Decimal:
     try:
-        number = Decimal(text)
+        number = Decimal(found[0])
     except InvalidOperation as cause:
         raise ValueError("Write a smaller exponent.") from cause
     exponent = number.as_tuple().exponent
@@ -69,68 +56,58 @@ def _numeric(text: str) -> Decimal:
     return number
 
 
-def _float(text: str) -> float:
-    if _NO_NUMBER.fullmatch(text):
-        return float(text)
-    number, found = _numeric(text), float(text)
-    if number not in (Decimal(repr(found)), Decimal(found)):
-        raise ValueError(f"Write a number that a float can hold; the next one is {found!r}.")
-    return found
+def _float(found: re.Match[str]) -> float:
+    value = float(found[0])
+    if found["number"] and _numeric(found) not in (Decimal(repr(value)), Decimal(value)):
+        raise ValueError(f"Write a number that a float can hold; the next one is {value!r}.")
+    return value
 
 
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("Write true or false.")
-    return text.lower() == "true"
-
-
-def _date(text: str) -> date:
-    if not _DATE.fullmatch(text):
-        raise ValueError("Write it as 2013-02-08.")
+def _date(found: re.Match[str]) -> date:
     try:
-        return date.fromisoformat(text)
+        return date.fromisoformat(found[0])
     except ValueError as cause:
         raise ValueError("Write a day that the calendar has.") from cause
 
 
-def _local_time(text: str) -> datetime:
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise ValueError("Write it as 2013-02-08T18:00:00.")
-    if found[1] is not None:
+def _local_time(found: re.Match[str]) -> datetime:
+    if found["offset"] is not None:
         raise ValueError("Write it without an offset: the times here have none.")
-    if is_finer(text):
+    if is_finer(found[0]):
         raise ValueError("Write no parts of a microsecond.")
     try:
-        return datetime.fromisoformat(text)
+        return datetime.fromisoformat(found[0])
     except ValueError as cause:
         raise ValueError("Write a time that the calendar and the clock have.") from cause
 
 
-def _uuid(text: str) -> UUID:
-    if not _UUID.fullmatch(text):
-        raise ValueError("Write 32 hexadecimal digits.")
-    return UUID(text)
-
-
-def _text(text: str) -> str:
-    if "\x00" in text:
-        raise ValueError("Write no NUL characters.")
+def _text(found: re.Match[str]) -> str:
     try:
-        text.encode()
+        found[0].encode()
     except UnicodeEncodeError as cause:
         raise ValueError("Write no half of a surrogate pair: UTF-8 has none.") from cause
-    return text
+    return found[0]
 
 
-_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "whole": _whole,
-    "bigint": _bigint,
-    "float8": _float,
-    "numeric": _numeric,
-    "boolean": _boolean,
-    "date": _date,
-    "timestamp": _local_time,
-    "uuid": _uuid,
-    "text": _text,
+_Form: TypeAlias = tuple[re.Pattern[str], Callable[[re.Match[str]], Any], str]
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,1000}")
+_NUMBER: Final = r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+_DATE: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME: Final = (
+    rf"{_DATE}(?:[T ][0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]+)?)?)?"
+    r"(?P<offset>Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+)
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
+_BOOLEAN: Final = re.compile("(?ai:(true)|false)")
+_FORMS: Final[Mapping[str, _Form]] = {
+    "whole": (_WHOLE, lambda found: int(found[0]), "Write digits."),
+    "bigint": (_WHOLE, _bigint, "Write digits."),
+    "float8": (re.compile(rf"{_NUMBER}|(?ai:nan|[+-]?inf(?:inity)?)"), _float, "Write digits."),
+    "numeric": (re.compile(_NUMBER), _numeric, "Write digits."),
+    "boolean": (_BOOLEAN, lambda found: bool(found[1]), "Write true or false."),
+    "date": (re.compile(_DATE), _date, "Write it as 2013-02-08."),
+    "timestamp": (re.compile(_TIME), _local_time, "Write it as 2013-02-08T18:00:00."),
+    "uuid": (_UUID, lambda found: UUID(found[0]), "Write 32 hexadecimal digits."),
+    "text": (re.compile(r"[^\0]*"), _text, "Write no NUL characters."),
 }
+"""How a text of a type is written, how it is read, and what can be written instead."""

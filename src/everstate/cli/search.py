@@ -13,7 +13,7 @@ from everstate.serving import Reader
 
 def search(
     session: AppSession,
-    name: Annotated[str, typer.Argument(help="A view that is declared with search=(…).")],
+    name: Annotated[str, typer.Argument(help="A view with search=(…), or in OpenSearch.")],
     words: Annotated[list[str], typer.Argument(help='Words to search; "a phrase", -excluded, or.')],
     where: Annotated[
         list[str] | None,

@@ -174,11 +174,14 @@ class NotCaughtUp(EverstateError):
     exit_code = 6
     http_status = 504
 
-    def __init__(self, view: str, missing: str, waited_s: float) -> None:
+    def __init__(
+        self, view: str, missing: str, waited_s: float, *, advice: str | None = None
+    ) -> None:
         self.view, self.missing, self.waited_s = view, missing, waited_s
         super().__init__(
             f"{view} did not reach the token within {waited_s:g} s: {missing}.",
-            advice="`everstate views list` shows its position, and `everstate run` advances it; or "
+            advice=advice
+            or "`everstate views list` shows its position, and `everstate run` advances it; or "
             "wait longer.",
             public=f"{view} did not apply the write within {waited_s:g} s: {missing}. Send the "
             "request again.",

@@ -40,14 +40,16 @@ class Consumer(Closing):
         timeout_s: float = 60.0,
         read_ahead: bool = True,
         at_once: int = _FETCH_MESSAGES,
+        has_headers: bool = True,
     ) -> None:
         """``at_once``: most records of one poll.
 
-        A poll waits up to 0.2 s for that many, so a reader of small ranges wants few.
+        A poll waits up to 0.2 s for that many, so a reader of small ranges wants few. Without
+        headers (``has_headers``) a record costs half as much.
         """
         self._config = config
         self._isolation = isolation
-        self._timeout_s = timeout_s
+        self._timeout_s, self._has_headers = timeout_s, has_headers
         self._fetch_messages = at_once if read_ahead else 1
         self._client = confluent_kafka.Consumer(
             consumer_settings(config, client_id, isolation=isolation, read_ahead=read_ahead)
@@ -76,7 +78,7 @@ class Consumer(Closing):
                 offset = message.offset()
                 assert offset is not None
                 if error is None and offset < end:
-                    yield as_record(message)
+                    yield as_record(message, has_headers=self._has_headers)
                 if offset >= end or (error is None and offset == end - 1):
                     return
         finally:
@@ -237,7 +239,7 @@ def _records(
                 return
 
 
-def as_record(message: Message) -> Record:
+def as_record(message: Message, *, has_headers: bool = True) -> Record:
     """The driver's message as a :class:`Record`."""
     kind, timestamp_ms = message.timestamp()
     # Not by place_of: a call would be a third of the cost of a record.
@@ -245,7 +247,7 @@ def as_record(message: Message) -> Record:
     assert topic is not None
     assert partition is not None
     assert offset is not None
-    headers = cast("list[Header] | None", message.headers())
+    headers = cast("list[Header] | None", message.headers()) if has_headers else None
     return Record(
         topic,
         partition,

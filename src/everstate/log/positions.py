@@ -87,6 +87,14 @@ class Offsets(Closing):
             alive()
             time.sleep(0.02)
 
+    def settle(self, topic: str, wait_s: float) -> None:
+        """Wait until the transactions that are open now have ended; raises Unavailable."""
+        since, high = time.monotonic(), self.high_watermarks([topic])
+        while any(end < high[place] for place, end in self.stable_ends([topic]).items()):
+            if time.monotonic() - since > wait_s:
+                raise Unavailable(f"a transaction is open in {topic}.")
+            time.sleep(0.02)
+
     def check_partitions(self, topics: Iterable[str]) -> None:
         """Raise TopicResized when a topic has more partitions than at its first call."""
         for topic in topics:

@@ -22,9 +22,9 @@ from everstate.pipeline.derive.declare import retire_topics
 from everstate.pipeline.derive.deriver import Deriver
 from everstate.pipeline.drift.check import ScheduledDrift
 from everstate.pipeline.hanging import HangingTransactions
-from everstate.pipeline.keeping.build import CLEAN_S, Builder
+from everstate.pipeline.keeping.build import Builder
 from everstate.pipeline.keeping.dead import DeadLetterSender
-from everstate.pipeline.keeping.elsewhere import upkeep
+from everstate.pipeline.keeping.elsewhere import upkeep, upkeep_every_s
 from everstate.pipeline.keeping.keep import Keeper
 from everstate.pipeline.keeping.refresh import Refresher
 from everstate.pipeline.keeping.releasing import Releaser
@@ -74,8 +74,8 @@ def pipeline_parts(
             """Begin the parts of a store, so that no view waits for another one's store."""
             begins(f"store-{store}", part_of(partial(trailer, store=store)))
             begins(f"builds-{store}", part_of(partial(builder, store=store)))
-            each = partial(Repeated, f"upkeep of {store}", partial(upkeep, config, store), CLEAN_S)
-            begins(f"readers-{store}", part_of(each))
+            task = (f"upkeep of {store}", partial(upkeep, config, store), upkeep_every_s(store))
+            begins(f"readers-{store}", part_of(partial(Repeated, *task)))
 
         at_once: dict[str, Callable[[], Worker]] = {
             "keeper": keeper,

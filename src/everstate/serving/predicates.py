@@ -18,6 +18,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from everstate.changes import EntityType
+from everstate.changes.arrow import arrow_type
+from everstate.changes.fields import FieldTree, FieldType, tree_of
 from everstate.changes.quoting import unquoted
 from everstate.changes.written import written_value
 from everstate.errors import InvalidQuery
@@ -99,17 +101,17 @@ class Condition:
         return f"{self.term.compared} {operator} %s::{self.term.cast}", [self.value]
 
 
-def _field(name: str, kind: pa.DataType) -> str:
+def _field(name: str, tree: FieldTree, cast: str) -> str:
     """A field of a state; NULL where its value does not fit.
 
     Numbers have all the digits that were written: a typed column may hold fewer.
     """
     path = name.split(".")
-    if _compared_as(kind) != "numeric":
-        return typed_field(path, kind)
+    if cast != "numeric":
+        return typed_field(path, arrow_type(tree))
     place, text = (typed_field(path, each) for each in (_JSON, pa.string()))
     whens = f"WHEN jsonb_typeof({place}) = 'number' THEN {text}::numeric"
-    if pa.types.is_decimal(kind):
+    if tree.type == "decimal":
         # Of AND, PostgreSQL may look at any side first, so each is safe for every text.
         whens += (
             f" WHEN jsonb_typeof({place}) = 'string' AND {text} ~ '{_NUMBER}' "
@@ -195,59 +197,33 @@ def hint_of(name: str, known: Collection[str]) -> str:
 
 def field_of(entity_type: EntityType, name: str) -> Term:
     """A field of an entity type by its dotted name; raises InvalidQuery with a suggestion."""
-    kind = _type_of(name, entity_type)
-    return Term(name, _field(name, kind), _compared_as(kind), read_as=_cast_of(kind))
-
-
-def _type_of(name: str, entity_type: EntityType) -> pa.DataType:
-    kind: pa.DataType = pa.struct(list(entity_type.arrow_schema))
-    walked = ""
+    tree, walked = tree_of(entity_type.model), ""
     for part in name.split("."):
-        fields: dict[str, pa.DataType] = (
-            {field.name: field.type for field in kind} if isinstance(kind, pa.StructType) else {}
-        )
+        fields = {each.written: each.tree for each in tree.columns}
         if part not in fields:
             hint = hint_of(part, fields) if fields else f"{walked} has no fields."
             raise InvalidQuery(f"{entity_type.name} has no field {name!r}.", advice=hint)
-        kind = fields[part]
-        walked = f"{walked}.{part}".removeprefix(".")
-    if pa.types.is_nested(kind):
-        raise InvalidQuery(
-            f"{entity_type.name}: {name} holds {_said(kind)}; compare one of its fields."
-        )
-    return kind
+        tree, walked = fields[part], f"{walked}.{part}".removeprefix(".")
+    read_as = _READ_AS.get(tree.type)
+    if read_as is None:
+        what = "an object" if tree.type == "struct" else "a list or map"
+        raise InvalidQuery(f"{entity_type.name}: {name} holds {what}; compare one of its fields.")
+    if not tree.is_zoned:
+        read_as = "timestamp"
+    cast = "numeric" if read_as == "whole" else read_as
+    return Term(name, _field(name, tree, cast), cast, read_as=read_as)
 
 
-def _cast_of(kind: pa.DataType) -> str:
-    """How a field is compared; see :func:`exact_value`."""
-    if pa.types.is_integer(kind):
-        return "whole"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "numeric"
-    if pa.types.is_boolean(kind):
-        return "boolean"
-    if pa.types.is_date(kind):
-        return "date"
-    if pa.types.is_timestamp(kind):
-        return "timestamp" if kind.tz is None else "timestamptz"
-    return "text"
-
-
-def _compared_as(kind: pa.DataType) -> str:
-    """The type in SQL as which a field is compared: numbers with all their digits."""
-    cast = _cast_of(kind)
-    return "numeric" if cast == "whole" else cast
-
-
-def _said(kind: pa.DataType) -> str:
-    """A type in words for messages."""
-    if pa.types.is_struct(kind):
-        return "an object"
-    if pa.types.is_nested(kind):
-        return "a list or map"
-    return SAID[_cast_of(kind)]
-
-
+_READ_AS: Final[Mapping[FieldType | None, str]] = {
+    "integer": "whole",
+    "float": "numeric",
+    "decimal": "numeric",
+    "boolean": "boolean",
+    "date": "date",
+    "timestamp": "timestamptz",
+    "text": "text",
+}
+"""How the text of a condition on a field is read, see :func:`exact_value`."""
 _BITS: Final = 63
 """A column of whole numbers has so many; a larger value is compared as a numeric."""
 _NUMBER: Final = "^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"

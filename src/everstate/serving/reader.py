@@ -382,7 +382,9 @@ class Reader(Closing):
     def search(
         self, view: str, words: str, *, where: Sequence[str] = (), limit: int = 20
     ) -> Sequence[FoundRow]:
-        """Rows of a view declared with ``search`` whose texts have the words, best first.
+        """Rows of a view declared with ``search``, or kept in OpenSearch, that have words in texts.
+
+        The best rows come first.
 
         ``words`` as in a web search: all words must occur, in any form of the view's language;
         ``"two words"`` next to each other, ``-without``, ``or``. ``where``: conditions on columns
@@ -399,7 +401,7 @@ class Reader(Closing):
                 raise self.project.refused_views[view]
             raise UnknownView(view, tuple(self.project.views))
         self._check_seen(view)
-        names = searchable(plan).defined
+        names = plan.defined if plan.store != HOME else searchable(plan).defined
         asked = RowsQuery(where=where, limit=limit, words=words)
         found = []
         for row in read_page(self.config, self.project, view, asked).rows:

@@ -10,13 +10,20 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import partial
 from typing import Any, Final
 
 from everstate.config import Config
-from everstate.errors import ContradictoryQuery, InvalidQuery, NotFound, ValueRefused
+from everstate.errors import (
+    ContradictoryQuery,
+    InvalidQuery,
+    NotFound,
+    Unavailable,
+    ValueRefused,
+    ViewFailed,
+)
 from everstate.postgres import Connection, identifier, literal
 from everstate.serving.places import check_here
 from everstate.serving.predicates import Term, condition, exact_value, order_term
@@ -32,11 +39,9 @@ from everstate.serving.view_columns import (
 )
 from everstate.views.kinds.search import WORDS, SearchPlan, searchable
 from everstate.views.project import Project
-from everstate.views.tables import Row
+from everstate.views.stores.store import HEADLINE, RANK
+from everstate.views.tables import HOME, Row
 
-RANK: Final = "_rank"
-HEADLINE: Final = "_headline"
-"""Columns that a search adds: how well a row matches, and the words in their context."""
 _PLACE: Final = "_everstate_place"
 _TEXT: Final = "_everstate_text"
 _ROW: Final = "_everstate_row"
@@ -96,7 +101,30 @@ def read_page(
     def read(shown: _Shown) -> ViewPage:
         return shown.page(asked) if asked.words is None else shown.found(asked, asked.words)
 
-    return _read(config, project, view, read, wait_for)
+    page = _read(config, project, view, read, wait_for)
+    is_here = page.standpoint.version.store == HOME
+    return page if is_here else _found_elsewhere(config, project, page.standpoint, asked, wait_for)
+
+
+def _found_elsewhere(
+    config: Config, project: Project, here: Standpoint, asked: RowsQuery, wait_for: str | None
+) -> ViewPage:
+    """The rows in another store that have some words; no transaction is open meanwhile."""
+    # Imported here: it loads the drivers of stores.
+    from everstate.views.stores.showing import found_rows
+
+    row, fresh = here.version, wait_for is not None
+    if asked.where:
+        raise ContradictoryQuery(f"a search in the store {row.store} takes no where.")
+    try:
+        names, rows = found_rows(
+            config, row, project.entities, asked.words or "", asked.limit, fresh=fresh
+        )
+    except ViewFailed as cause:
+        raise Unavailable(cause.message) from cause
+    # The store finds its last writes later: then no token says which changes the rows have.
+    here = here if fresh else replace(here, has_deferred=True)
+    return ViewPage(here, (), rows, more=names)
 
 
 def read_row(
@@ -148,7 +176,6 @@ class _Shown:
         connection: Connection,
         standpoint: Standpoint,
     ) -> None:
-        check_here(standpoint.version)
         self._project, self._schema, self._view = project, schema, view
         self._version, self._connection = standpoint.version, connection
         self._standpoint = standpoint
@@ -159,6 +186,7 @@ class _Shown:
 
     def page(self, asked: RowsQuery) -> ViewPage:
         """A page in an order."""
+        check_here(self._version)
         names, terms, relation = self._ordered(asked.order)
         conditions, values = self._conditions(asked)
         if asked.after is not None:
@@ -182,6 +210,8 @@ class _Shown:
         """The rows that have some words, best first."""
         if asked.order or asked.after is not None or asked.at is not None:
             raise ContradictoryQuery("a search has its own order: give q, or order, after and at.")
+        if self._version.store != HOME:
+            return ViewPage(self._standpoint, (), ())  # its rows are read without this transaction
         declared = self._project.views.get(self._view)
         if declared is None:
             raise ContradictoryQuery(f"{self._view} cannot be searched.")
@@ -198,6 +228,7 @@ class _Shown:
 
     def one(self, key: Sequence[str]) -> ViewPage:
         """The row with a key."""
+        check_here(self._version)
         if self._key is None:
             raise NotFound(
                 f"the rows of {self._view} have no key.", advice="Read them by `where` conditions."

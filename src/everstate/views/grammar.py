@@ -13,7 +13,8 @@ import pyarrow as pa
 import sqlglot
 from sqlglot import exp
 
-from everstate.changes import PROVENANCE_FIELDS, EntityType
+from everstate.changes import EntityType
+from everstate.changes.arrow import change_columns
 from everstate.changes.fields import meant
 from everstate.changes.keys import NAME
 from everstate.errors import InvalidView
@@ -61,6 +62,8 @@ _CLAUSES: Final[dict[str, tuple[str, str]]] = {
 }
 CHANGES: Final = "_changes"
 """Suffix of the name under which a definition reads the changes of an entity type."""
+HISTORY: Final = "_history"
+"""The same for its states, with the times from and to which they were valid."""
 _AFTER: Final = "current"
 _ALLOWED_ARGS: Final = frozenset(
     {"expressions", "from_", "where", "group", "having", "qualify", "order", "limit", "offset"}
@@ -79,11 +82,13 @@ class Grammar:
         """Names that are no columns, such as the start of one of several windows."""
         self.of_changes = False
         """Whether it is `FROM <entity>_changes`: rows are changes, not present states."""
+        self.of_history = False
+        """Whether it is `FROM <entity>_history`: rows are all states, and not the present ones."""
         self.select = self._read(definition.sql)
         self.entity_type, self._aliases = self._source(entity_types)
         self._schema: pa.Schema = self.entity_type.arrow_schema
         if self.of_changes:
-            self._schema = change_schema(self._schema)
+            self._schema = pa.schema(change_columns(self._schema))
 
     @property
     def key_path(self) -> tuple[str, ...]:
@@ -168,6 +173,9 @@ class Grammar:
         if entity_type is None and name.lower().endswith(CHANGES):
             entity_type = entity_types.get(name.lower().removesuffix(CHANGES))
             self.of_changes = entity_type is not None
+        if entity_type is None and name.lower().endswith(HISTORY):
+            entity_type = entity_types.get(name.lower().removesuffix(HISTORY))
+            self.of_history = entity_type is not None
         if entity_type is None:
             self.refuse(
                 f"there is no entity type {name!r}",
@@ -442,20 +450,6 @@ class Grammar:
         if alias and alias.lower() not in self._aliases:
             self.refuse(f"{alias}.* names a table that is not in FROM", "Write *.")
         return [(name, exp.column(name, quoted=True)) for name in self.columns()]
-
-
-def change_schema(state: pa.Schema) -> pa.Schema:
-    """Columns of `<entity>_changes`: those of the change, and both states."""
-    text, moment = pa.string(), pa.timestamp("us", "UTC")
-    provenance = pa.struct([(name, text) for name in PROVENANCE_FIELDS.values()])
-    return pa.schema(
-        [
-            *(("key", text), ("version", pa.int64()), ("kind", text), ("event", text)),
-            *(("occurred_at", moment), ("recorded_at", moment), ("id", text)),
-            ("provenance", provenance),
-            *((name, pa.struct(list(state))) for name in (_AFTER, "original")),
-        ]
-    )
 
 
 def suggestion(word: str, known: Mapping[str, object]) -> str | None:

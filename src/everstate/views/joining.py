@@ -49,9 +49,10 @@ class JoinGrammar(Grammar):
         self.types: dict[Side, EntityType] = {}
         self.aliases: dict[Side, str] = {}
         super().__init__(definition, entity_types)
-        if self.of_changes:
+        if self.of_changes or self.of_history:
             self.refuse(
-                "a join of changes is not allowed", "Join the present states: FROM <entity>."
+                "a join of changes or of histories is not allowed",
+                "Join the present states: FROM <entity>.",
             )
         self._schema = pa.schema(
             [(side, pa.struct(list(kind.arrow_schema))) for side, kind in self.types.items()]

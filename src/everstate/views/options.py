@@ -25,7 +25,8 @@ def _is_of_rows(grammar: Grammar) -> bool:
 
 def _is_of_live_rows(grammar: Grammar) -> bool:
     is_qualified = isinstance(grammar.select.args.get("qualify"), exp.Qualify)
-    return _is_of_rows(grammar) and not grammar.of_changes and not is_qualified
+    is_of_live = not (grammar.of_changes or grammar.of_history)
+    return _is_of_rows(grammar) and is_of_live and not is_qualified
 
 
 _WANTED: Final[dict[str, tuple[_Holds, str]]] = {

@@ -31,6 +31,7 @@ from everstate.views.kinds.join import join_plan
 from everstate.views.kinds.join_sums import join_sums_plan
 from everstate.views.kinds.last import last_plan
 from everstate.views.kinds.linear import linear_plan
+from everstate.views.kinds.periods import periods_plan
 from everstate.views.kinds.python import python_plan
 from everstate.views.kinds.row import row_plan
 from everstate.views.kinds.search import search_plan
@@ -192,10 +193,14 @@ def _plan(grammar: Grammar, windows: Windows | None) -> ViewPlan:
     wanted = _output_expressions(grammar, select.expressions)
     outputs = Outputs(grammar, wanted, group)
     qualified = select.args.get("qualify") is not None
+    if grammar.of_history and (qualified or group is not None or outputs.aggregates):
+        grammar.refuse("groups and top lists of a history are not kept", "Keep its rows.")
     if group is None and not outputs.aggregates:
         if qualified:
             return last_plan(grammar, wanted, where_sql)
         rows = row_plan(grammar, wanted, where_sql)
+        if grammar.of_history:
+            return periods_plan(grammar, rows)
         if grammar.declared.search:
             return search_plan(grammar, rows)
         if grammar.declared.ttl is not None:

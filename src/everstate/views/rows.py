@@ -34,6 +34,17 @@ def added_rows(table: KeptTable, batch: Batch) -> dict[str, pa.Array | pa.Chunke
     return {**own, **fields}
 
 
+def period_rows(table: KeptTable, batch: Batch) -> dict[str, pa.Array | pa.ChunkedArray]:
+    """A row for each change; one after which the view does not show the entity is not `present`."""
+    images = batch.changes[planned_column(table, "current")].combine_chunks()
+    return {
+        **{name: batch.changes[name] for name in ("key", "version")},
+        **dict(zip(table.columns, images.flatten(), strict=True)),
+        "valid_from": batch.changes["occurred_at"].cast(_MOMENT),
+        "present": images.is_valid(),
+    }
+
+
 def activity(batch: Batch) -> pa.Array:
     """The newest time of the changes of each key, in the order of `batch.keys.lasts`.
 

@@ -27,12 +27,13 @@ Image: TypeAlias = Literal["original", "current", "change"]
 """The part of a change that a view uses: the state before, the state after, or the change."""
 Sum: TypeAlias = Literal["count", "sum", "max", "min"]
 """How values are aggregated; the last two only where nothing is ever subtracted."""
-Merge: TypeAlias = Literal["row", "cache", "keys", "sum", "append", "history"]
+Merge: TypeAlias = Literal["row", "cache", "keys", "sum", "append", "periods", "history"]
 """How a batch is merged.
 
 `row`: the newest version of a key wins; `cache`: the same for rows that expire; `keys`: all rows of
-a key are replaced; `sum`: sums are added; `append`: a row for each change is appended; `history`:
-the changes themselves are. Every kind of view (:mod:`everstate.views.kinds`) uses one of them.
+a key are replaced; `sum`: sums are added; `append`: a row for each change is appended; `periods`:
+the same, with the time of the next change of its key; `history`: the changes themselves are. Every
+kind of view (:mod:`everstate.views.kinds`) uses one of them.
 """
 
 

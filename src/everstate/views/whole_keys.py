@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everstate.changes import PROVENANCE_FIELDS
+from everstate.changes.arrow import change_columns
 from everstate.changes.json_numbers import decode
 from everstate.changes.typed import typed_value
 from everstate.errors import ViewFailed
@@ -33,18 +33,7 @@ class FunctionFailed(pa.ArrowInvalid):  # type: ignore[misc]
 
 def input_schema(table: PythonTable) -> pa.Schema:
     """The schema of a function's argument."""
-    text, moment = pa.string(), pa.timestamp("us", "UTC")
-    return pa.schema(
-        [
-            *(("key", text), ("version", pa.int64()), ("kind", text), ("event", text)),
-            *(("occurred_at", moment), ("recorded_at", moment)),
-            ("provenance", pa.struct([(name, text) for name in PROVENANCE_FIELDS.values()])),
-            *(
-                ("current", pa.struct(list(table.fields))),
-                ("original", pa.struct(list(table.fields))),
-            ),
-        ]
-    )
+    return pa.schema([each for each in change_columns(table.fields) if each.name != "id"])
 
 
 def called(table: PythonTable, changes: pa.Table) -> pa.Table:

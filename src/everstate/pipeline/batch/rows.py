@@ -15,8 +15,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DecimalType
 
 from everstate.changes import EntityType
+from everstate.changes.arrow import change_columns
 from everstate.pipeline.spark.functions import leaving_a_slot
-from everstate.views.grammar import change_schema
 from everstate.views.kinds import ViewPlan
 from everstate.views.tables import Sum
 from everstate.views.whole_keys import PLACE, InBatch
@@ -44,7 +44,7 @@ class Accepted:
     @property
     def as_changes(self) -> DataFrame:
         """Changes as an author's SQL sees them: `FROM <entity>_changes`."""
-        names = change_schema(self._entity_type.arrow_schema).names
+        names = [each.name for each in change_columns(self._entity_type.arrow_schema)]
         own = [F.col(name) for name in names if name != "event"]
         event = F.get_json_object("event", "$.type").alias("event")
         fields = [name for name in self._entity_type.arrow_schema.names if name not in names]
@@ -71,11 +71,13 @@ def batch_rows(
     """Rows of a view at the position of the accepted changes, in the columns of `plan.compared`.
 
     ``accepted``: of each of its inputs. ``for_table``: in the columns of its table, where sums
-    have a row for each shard.
+    have a row for each shard, and where rows that are not `present` end others.
     """
     sources: list[DataFrame] = [getattr(each, plan.source) for each in accepted]
     with _named(plan, sources) as tables:
         rows = sources[0].sparkSession.sql(plan.batch(tables))
+        if plan.source == "changes" and "present" in rows.columns and not for_table:
+            rows = rows.where("present").drop("present")
         if (function := plan.function) is not None:
             kinds = [("key", pa.string()), (PLACE, pa.int32()), *function.returned]
             # A task has all changes of its keys.

@@ -27,7 +27,6 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.parts import PartConcern, found
 from everstate.pipeline.drift import tasks
 from everstate.pipeline.spark.outcomes import OUTCOME, outcomes_of
-from everstate.pipeline.spark.parse import state_fault
 from everstate.pipeline.spark.session import spark_errors
 from everstate.pipeline.spark.source import read_ranges
 from everstate.runtime.worker import Worker
@@ -181,20 +180,13 @@ class _Check:
             stored.count()
             time.sleep(self._config.drift.settle_s)
             sides = _joined(stored, self._logged(ranges))
-            judge = tasks.judging(self._truth, self._entity_type.own_key)
-            judged = sides.mapInArrow(judge, from_arrow_schema(tasks.FOUND))
-            found = self._validated(judged).persist()
+            kind = self._entity_type
+            judge = tasks.judging(self._truth, kind.own_key, kind.arrow_schema)
+            found = sides.mapInArrow(judge, from_arrow_schema(tasks.FOUND)).persist()
             found.count()
         finally:
             stored.unpersist()
         return found
-
-    def _validated(self, judged: DataFrame) -> DataFrame:
-        """Mark the entities whose state does not fit the model (``refused``): none is published."""
-        fault = F.coalesce("refused", state_fault(F.col("stored_state"), self._entity_type))
-        why = F.concat_ws("; its state does not fit the model: ", "why", "refused")
-        validated = judged.withColumn("refused", fault)
-        return validated.withColumn("why", why).drop("stored_state")
 
     def _keys(self, found: DataFrame) -> tuple[DriftedKey, ...]:
         rows = _drifted(found).orderBy("key").limit(self._config.drift.keys_max).collect()

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from everstate.changes.codec import decode_wire
 from everstate.changes.drift import Drifted, Heard, Stored, Truth, What
-from everstate.changes.json_numbers import sorted_text
+from everstate.changes.entity import holds_nul
+from everstate.changes.json_numbers import decode, sorted_text
 from everstate.changes.keys import OwnKey, check_key
+from everstate.changes.typed import fits
 from everstate.errors import InvalidChange
 from everstate.pipeline.spark.outcomes import outcome_rows
 
@@ -63,7 +65,6 @@ FOUND: Final = pa.schema(
         "logged": _LONG,
         "logged_id": _TEXT,
         "logged_state": _TEXT,
-        "stored_state": _TEXT,
         "why": _TEXT,
         "refused": _TEXT,
     }
@@ -163,12 +164,12 @@ def _side(number: int, stored: Stored, *, keep_state: bool) -> dict[str, Any]:
     }
 
 
-def judging(truth: Truth, own_key: OwnKey | None) -> Task:
+def judging(truth: Truth, own_key: OwnKey | None, columns: pa.Schema) -> Task:
     """In: :data:`SIDES` of entities that differ. Out: how they differ, as :data:`FOUND`.
 
     The source is read once more: an entity that has changed in the source since is no drift, and
     a change that the source has yet to publish is lag. ``own_key``: where a state has its key; the
-    state of another key is refused.
+    state of another key is refused, and so is one that does not fit its typed ``columns``.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -180,9 +181,15 @@ def judging(truth: Truth, own_key: OwnKey | None) -> Task:
                 if _may_have(row["key"], row["stored_version"])
             }
             now = truth.look(logged) if logged else {}
-            found = [
-                judged for row in rows if (judged := _judge(row, now.get(row["key"]), own_key))
-            ]
+            found = []
+            for row in rows:
+                present, waits = now.get(row["key"], (None, False))
+                if judged := _judge(row, present, waits=waits):
+                    state = None if present is None else present.state
+                    fault = None if own_key is None else own_key.fault(state, row["key"])
+                    if fault := fault or state_fault(columns, state):
+                        judged["why"] += f"; its state does not fit the model: {fault}"
+                    found.append({**judged, "refused": fault})
             yield pa.RecordBatch.from_pylist(found, schema=FOUND)
 
     return run
@@ -196,12 +203,40 @@ def _may_have(key: str, version: int | None) -> bool:
         return False
 
 
-def _judge(
-    row: dict[str, Any], now: tuple[Stored, bool] | None, own_key: OwnKey | None
-) -> dict[str, Any] | None:
+def state_fault(columns: Iterable[pa.Field[Any]], text: str | None) -> str | None:
+    """Why a state does not fit its columns, as ``wrong_type:state.lines``; ``None``: it does.
+
+    What is ``missing`` is only told of a state in which nothing else is wrong: an older schema
+    version may lack fields.
+    """
+    if text is None:
+        return None
+    if holds_nul(text.encode()):
+        return "nul_character"
+    try:
+        state = decode(text)
+    except ValueError:
+        return "wrong_type:state"
+    if not isinstance(state, dict):
+        return "missing:state" if state is None else "wrong_type:state"
+    faults = _faults(columns, state, "state")
+    return min(faults, key=lambda fault: fault.startswith("missing:"), default=None)
+
+
+def _faults(columns: Iterable[pa.Field[Any]], state: dict[str, Any], at: str) -> Iterator[str]:
+    for column in columns:
+        value, where = state.get(column.name), f"{at}.{column.name}"
+        if value is None and not column.nullable:
+            yield f"missing:{where}"
+        elif isinstance(value, dict) and pa.types.is_struct(column.type):
+            yield from _faults(column.type, value, where)
+        elif not fits(column.type, value):
+            yield f"wrong_type:{where}"
+
+
+def _judge(row: dict[str, Any], present: Stored | None, *, waits: bool) -> dict[str, Any] | None:
     """How an entity differs, or ``None`` when the difference was only temporary."""
     then, logged = row["stored_version"] or 0, row["logged_version"] or 0
-    present, waits = now if now is not None else (None, False)
     stored = present.version if present is not None else 0
     if logged == _TOMBSTONE:
         if present is None or present.state is None:
@@ -230,7 +265,6 @@ def _judge(
         what = What.PENDING if waits else What.DIFFERENT
         why = "another state" if same_id else f"another change ({row['logged_change_id']})"
         why = f"version {stored} has {why} in the log"
-    state = None if present is None else present.state
     return {
         "key": row["key"],
         "what": what.value,
@@ -238,9 +272,7 @@ def _judge(
         "logged": logged,
         "logged_id": row["logged_change_id"],
         "logged_state": row["logged_state"],
-        "stored_state": state,
         "why": why,
-        "refused": None if own_key is None or state is None else own_key.fault(state, row["key"]),
     }
 
 

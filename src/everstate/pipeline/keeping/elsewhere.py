@@ -1,4 +1,4 @@
-"""Upkeep of a store besides PostgreSQL, each minute, whatever is built in it meanwhile.
+"""Upkeep of a store besides PostgreSQL, each minute or so, whatever is built in it meanwhile.
 
 Readers there see the version that the registry names, and what nobody needs is dropped.
 """
@@ -6,15 +6,25 @@ Readers there see the version that the registry names, and what nobody needs is 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from typing import Final
 
 from everstate.config import Config
 from everstate.errors import InvalidView, StoreSilent, ViewFailed, ViewRowsMissing
 from everstate.views.control import DROPPED, Control, opened_control
-from everstate.views.stores import versioned_store
+from everstate.views.stores import store_class, versioned_store
 from everstate.views.tables import HOME
 
 logger = logging.getLogger(__name__)
+
+_UPKEEP_S: Final = 60.0
+
+
+def upkeep_every_s(store: str) -> float:
+    """Seconds between two calls of :func:`upkeep`: a minute, or as the store's class says."""
+    with suppress(InvalidView):  # its class cannot be loaded
+        return float(getattr(store_class(store, store), "shown_every_s", _UPKEEP_S))
+    return _UPKEEP_S
 
 
 def upkeep(config: Config, store: str) -> None:

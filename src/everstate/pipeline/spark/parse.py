@@ -35,15 +35,16 @@ from pyspark.sql.types import (
 
 from everstate.changes import PROVENANCE_FIELDS, EntityType, Kind
 from everstate.changes.moments import FINER
-from everstate.pipeline.spark.exact import is_doubtful, is_exact, texts_schema
+from everstate.pipeline.spark.exact import is_doubtful, texts_schema
 from everstate.pipeline.spark.states import (
     CORRUPT,
+    HEADERS,
     JSON_OPTIONS,
     fields_present,
     fitted_state,
     holds,
     state_schema,
-    texts_read,
+    struct,
 )
 
 _END: Final = "_everstate_end"
@@ -54,19 +55,9 @@ _LOWER_UUID: Final = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{
 # An escaped NUL that is not itself an escaped backslash followed by "u0000" (C19).
 _NUL: Final = r"(?<!\\)(?:\\\\)*\\u0000"
 
-_TRANSACTION: Final = StructType(
-    [
-        StructField("id", StringType()),
-        StructField("index", IntegerType()),
-        StructField("count", IntegerType()),
-    ]
-)
-_PROVENANCE: Final = StructType(
-    [StructField(name, StringType()) for name in PROVENANCE_FIELDS.values()]
-)
-_HEADERS: Final = ArrayType(
-    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-)
+_TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
+_TRANSACTION: Final = struct(("id", _TEXT), ("index", _INT), ("count", _INT))
+_PROVENANCE: Final = struct(*((name, _TEXT) for name in PROVENANCE_FIELDS.values()))
 _IN_UTC_MAX: Final = len("2013-01-01T05:17:00.123456Z")
 _WITH_OFFSET_MAX: Final = len("2013-01-01T05:17:00.123456+01:00")
 """A text of a time that is not longer has no parts of a microsecond."""
@@ -76,58 +67,27 @@ _REQUIRED_PROVENANCE: Final = ("apiVersion", "serviceName", "identifier")
 def envelope_schema(entity_type: EntityType) -> StructType:
     """Spark's type of a message's value; times are still text, the event is JSON text."""
     state = state_schema(entity_type)
-    return StructType(
-        [
-            StructField("id", StringType()),
-            StructField("entity", StringType()),
-            StructField("schemaVersion", IntegerType()),
-            StructField("key", StringType()),
-            StructField("version", LongType()),
-            StructField("kind", StringType()),
-            StructField("event", StringType()),
-            StructField("occurredAt", StringType()),
-            StructField("recordedAt", StringType()),
-            StructField(
-                "provenance",
-                StructType([*_PROVENANCE, StructField("transaction", _TRANSACTION)]),
-            ),
-            StructField(_CURRENT, state),
-            StructField(_ORIGINAL, state),
-            StructField(CORRUPT, StringType()),
-            StructField(_END, IntegerType()),
-        ]
+    provenance = StructType([*_PROVENANCE, StructField("transaction", _TRANSACTION)])
+    return struct(
+        *(("id", _TEXT), ("entity", _TEXT), ("schemaVersion", _INT), ("key", _TEXT)),
+        *(("version", _LONG), ("kind", _TEXT), ("event", _TEXT)),
+        *(("occurredAt", _TEXT), ("recordedAt", _TEXT), ("provenance", provenance)),
+        *((_CURRENT, state), (_ORIGINAL, state), (CORRUPT, _TEXT), (_END, _INT)),
     )
 
 
 def parsed_schema(entity_type: EntityType) -> StructType:
     """The schema of :func:`parse` and of the archive's table: one column order for both."""
     state = state_schema(entity_type)
-    return StructType(
-        [
-            StructField("partition", IntegerType()),
-            StructField("offset", LongType()),
-            StructField("key", StringType()),
-            StructField("recorded_at", TimestampType()),
-            StructField("generation", IntegerType()),
-            StructField("version", LongType()),
-            StructField("id", StringType()),
-            StructField("kind", StringType()),
-            StructField("occurred_at", TimestampType()),
-            StructField("current", state),
-            StructField("original", state),
-            StructField("provenance", _PROVENANCE),
-            StructField("transaction", _TRANSACTION),
-            StructField("event", StringType()),
-            StructField("schema_version", IntegerType()),
-            StructField("reason", StringType()),
-            StructField("raw_key", BinaryType()),
-            StructField("raw_value", BinaryType()),
-            StructField("raw_headers", _HEADERS),
-            StructField("timestamp", TimestampType()),
-            StructField("timestamp_type", IntegerType()),
-            StructField("model", StringType()),
-            StructField("misfits", ArrayType(StringType())),
-        ]
+    return struct(
+        *(("partition", _INT), ("offset", _LONG), ("key", _TEXT), ("recorded_at", _TIME)),
+        *(("generation", _INT), ("version", _LONG), ("id", _TEXT), ("kind", _TEXT)),
+        *(("occurred_at", _TIME), ("current", state), ("original", state)),
+        *(("provenance", _PROVENANCE), ("transaction", _TRANSACTION), ("event", _TEXT)),
+        *(("schema_version", _INT), ("reason", _TEXT)),
+        *(("raw_key", BinaryType()), ("raw_value", BinaryType()), ("raw_headers", HEADERS)),
+        *(("timestamp", _TIME), ("timestamp_type", _INT)),
+        *(("model", _TEXT), ("misfits", ArrayType(_TEXT))),
     )
 
 
@@ -231,7 +191,7 @@ def _selections(
         "generation": F.substring_index("topic", ".g", -1).cast("int"),
         "raw_key": F.col("key"),
         "raw_value": F.col("value"),
-        "raw_headers": F.col("headers") if has_headers else F.lit(None).cast(_HEADERS),
+        "raw_headers": F.col("headers") if has_headers else F.lit(None).cast(HEADERS),
         "timestamp_type": F.col("timestampType"),
         "model": F.lit(model_of(entity_type)),
     }
@@ -257,25 +217,6 @@ def _with_end() -> Column:
     value = F.when(whole, F.col("value")).otherwise(trimmed.cast("binary"))
     head = F.substring(value, F.lit(1), F.octet_length(value) - 1)
     return F.concat(head, F.lit(f',"{_END}":1}}'.encode())).cast("string")
-
-
-def state_fault(text: Column, entity_type: EntityType) -> Column:
-    """Why a state, given as JSON text, does not fit the model; null: it does. For ways in.
-
-    The reasons are those of :func:`parse`, for a message of the newest schema version.
-    """
-    state = StructType([StructField("state", state_schema(entity_type))])
-    message = F.concat(F.lit('{"state":'), text, F.lit("}"))
-    read_as = StructType([*state, StructField(CORRUPT, StringType())])
-    read = F.from_json(message, read_as, JSON_OPTIONS)
-    blamed = _blame(message, read, state, ())
-    texts = texts_read(message, "state", entity_type)
-    missing = _field_faults(read["state"], texts, tuple(entity_type.arrow_schema), "state")
-    fault = F.when(message.rlike(_NUL), "nul_character").when(
-        read[CORRUPT].isNotNull(), F.coalesce(*blamed, F.lit("wrong_type:state"))
-    )
-    fault = fault.when(read["state"].isNull(), "missing:state")
-    return F.when(text.isNotNull(), F.coalesce(fault, *missing))
 
 
 def _moment(field: str) -> Column:
@@ -457,40 +398,14 @@ def _fits(entity_type: EntityType) -> Column:
     return F.when(~F.col("plain") & F.col("reason").isNull(), fits)
 
 
-def _field_faults(
-    state: Column, texts: Column | None, fields: tuple[pa.Field[Any], ...], path: str
-) -> list[Column]:
-    """For each test of a field: the reason when its value does not fit its type, else null."""
-    faults = []
-    for field in fields:
-        column, where = state[field.name], f"{path}.{field.name}"
-        if not field.nullable:
-            faults.append(F.when(column.isNull(), f"missing:{where}"))
-        given = None
-        if texts is not None and texts_schema(field.type) is not None:
-            given = texts[field.name]
-        if pa.types.is_struct(field.type):
-            for fault in _field_faults(column, given, tuple(field.type), where):
-                faults.append(F.when(column.isNotNull(), fault))
-            continue
-        tests = [holds(column, field.type)]
-        if given is not None:
-            tests.append(is_exact(given, field.type))
-        for test in tests:
-            if test is not None:
-                faults.append(F.when(column.isNotNull() & ~test, f"wrong_type:{where}"))
-    return faults
-
-
 def _envelope_alone(entity_type: EntityType) -> StructType:
     """Spark's type of a message's value in which states are JSON text."""
-    states = {_CURRENT, _ORIGINAL}
-    return StructType(
-        [
-            StructField(field.name, StringType() if field.name in states else field.dataType)
+    return struct(
+        *(
+            (field.name, _TEXT if field.name in (_CURRENT, _ORIGINAL) else field.dataType)
             for field in envelope_schema(entity_type)
             if field.name != _END
-        ]
+        )
     )
 
 

@@ -7,40 +7,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, TimestampType
 
 from everstate.config import Config
 from everstate.log.client import spark_options
 from everstate.log.positions import Range
+from everstate.pipeline.spark.states import HEADERS, struct
 
 Ranges = Mapping[str, Mapping[int, Range]]
 """topic → partition → offsets."""
 
-SOURCE_SCHEMA: Final = StructType(
-    [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-        StructField(
-            "headers",
-            ArrayType(
-                StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-            ),
-        ),
-    ]
+SOURCE_SCHEMA: Final = struct(
+    *(("key", BinaryType()), ("value", BinaryType()), ("topic", StringType())),
+    *(("partition", IntegerType()), ("offset", LongType())),
+    *(("timestamp", TimestampType()), ("timestampType", IntegerType()), ("headers", HEADERS)),
 )
 """The output of Spark's Kafka reader, and the input of
 :func:`everstate.pipeline.spark.parse.parse`."""

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DataType,
     MapType,
     StringType,
@@ -45,6 +46,15 @@ STRICT: Final = {
 JSON_OPTIONS: Final = {**STRICT, "columnNameOfCorruptRecord": CORRUPT}
 
 
+def struct(*fields: tuple[str, DataType]) -> StructType:
+    """Spark's type of an object with these fields, each of which may be null."""
+    return StructType([StructField(name, kind) for name, kind in fields])
+
+
+HEADERS: Final = ArrayType(struct(("key", StringType()), ("value", BinaryType())))
+"""Spark's type of a record's headers."""
+
+
 def state_schema(entity_type: EntityType) -> StructType:
     """Spark's type of an entity's state, from its Arrow schema; every field nullable."""
     schema = from_arrow_schema(entity_type.read_schema, prefer_timestamp_ntz=True)
@@ -54,8 +64,7 @@ def state_schema(entity_type: EntityType) -> StructType:
 
 def state_read(message: Column, side: str, entity_type: EntityType) -> Column:
     """A state that is a member of a JSON text: values that do not fit are null."""
-    schema = StructType([StructField(side, state_schema(entity_type))])
-    read_as = StructType([*schema, StructField(CORRUPT, StringType())])
+    read_as = struct((side, state_schema(entity_type)), (CORRUPT, StringType()))
     state = F.from_json(message, read_as, JSON_OPTIONS)[side]
     return fitted_state(message, side, state, entity_type, F.lit(True))["state"]
 
@@ -83,9 +92,7 @@ def texts_read(message: Column, side: str, entity_type: EntityType) -> Column | 
     schema = texts_schema(pa.struct(list(entity_type.arrow_schema)))
     if schema is None:
         return None
-    return F.from_json(numbers_as_texts(message), StructType([StructField(side, schema)]), STRICT)[
-        side
-    ]
+    return F.from_json(numbers_as_texts(message), struct((side, schema)), STRICT)[side]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,7 @@ def _fitted_field(
     if (exact := is_exact(bound["texts"][field.name], field.type)) is not None:
         wrong.append(~exact)
     if isinstance(kind, (ArrayType, MapType)):
-        whole = StructType([StructField("a", kind), StructField(CORRUPT, StringType())])
+        whole = struct(("a", kind), (CORRUPT, StringType()))
         again = F.from_json(F.concat(F.lit('{"a":'), json, F.lit("}")), whole, JSON_OPTIONS)
         wrong.append(again[CORRUPT].isNotNull())
     if has_times(field.type):
@@ -187,5 +194,5 @@ def has_times(kind: pa.DataType) -> bool:
 
 def fields_present(json: Column, names: list[str]) -> Column:
     """Names of the known fields that have a value in a JSON object; none when it is no JSON."""
-    as_text = StructType([StructField(name, StringType()) for name in names])
+    as_text = struct(*((name, StringType()) for name in names))
     return F.json_object_keys(F.to_json(F.from_json(json, as_text, STRICT)))

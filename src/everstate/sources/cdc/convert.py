@@ -244,21 +244,9 @@ def _json(value: Any) -> Any:
         raise Unreadable(f"text that should be JSON: {cause}") from cause
 
 
-def _bool(value: Any) -> Any:
-    return bool(int(value)) if value.__class__ in (int, str) else value
-
-
-def _text(value: Any) -> Any:
-    return None if value is None else str(value)
-
-
-def _numeric(value: Any) -> Any:
-    return _NUMERIC.get(value, value) if value.__class__ is str else value
-
-
 _PLAIN: Final[Mapping[str, Converter]] = {
     "json": _json,
-    "bool": _bool,
-    "text": _text,
-    "numeric": _numeric,
+    "bool": lambda value: bool(int(value)) if value.__class__ in (int, str) else value,
+    "text": lambda value: None if value is None else str(value),
+    "numeric": lambda value: _NUMERIC.get(value, value) if value.__class__ is str else value,
 }

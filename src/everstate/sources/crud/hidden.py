@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -32,7 +33,7 @@ def _filled(
         return given
     name, *inner = path
     if not (isinstance(given, dict) and isinstance(stored, dict)):
-        if _has_everywhere(given, path):
+        if _has(given, path, all):
             return given
         reason = "has fields that this caller does not see; change the others with PATCH"
         raise InvalidBody(entity, ((".".join(at), reason),))
@@ -44,21 +45,11 @@ def _filled(
     return {**given, name: filled}
 
 
-def _has(value: Any, path: Path) -> bool:
-    """Whether a value has a field, at any place of a list."""
+def _has(value: Any, path: Path, of_list: Callable[[Iterable[bool]], bool] = any) -> bool:
+    """Whether a value has a field, at any place of a list, or with ``all`` in each object of it."""
     if not path:
         return True
     if isinstance(value, list):
-        return any(_has(each, path) for each in value)
-    return isinstance(value, dict) and path[0] in value and _has(value[path[0]], path[1:])
-
-
-def _has_everywhere(value: Any, path: Path) -> bool:
-    """Whether a value has a field in each object of a list."""
-    if not path:
-        return True
-    if isinstance(value, list):
-        return bool(value) and all(_has_everywhere(each, path) for each in value)
-    return (
-        isinstance(value, dict) and path[0] in value and _has_everywhere(value[path[0]], path[1:])
-    )
+        return bool(value) and of_list(_has(each, path, of_list) for each in value)
+    is_there = isinstance(value, dict) and path[0] in value
+    return is_there and _has(value[path[0]], path[1:], of_list)

@@ -25,8 +25,8 @@ from everstate.changes.entity import holds_nul
 from everstate.changes.fields import tree_of
 from everstate.changes.json_numbers import number_of
 from everstate.changes.keys import check_key
-from everstate.changes.moments import all_with_minutes, check_moment, with_minutes
-from everstate.changes.values import UNSTORABLE, may_hold_unstorable, storable
+from everstate.changes.moments import check_moment, with_minutes
+from everstate.changes.values import UNSTORABLE, all_with_minutes, may_hold_unstorable, storable
 from everstate.errors import ChangeTooLarge, InvalidChange, NotFound, VersionConflict
 from everstate.sources.stores.store import GivenEntity, OneOrEach, Scalar, T, Write
 

@@ -46,6 +46,7 @@ __all__ = [
     "marking",
     "point_core",
     "stop_marking",
+    "store_class",
     "store_of",
     "versioned_store",
     "view_refusals",

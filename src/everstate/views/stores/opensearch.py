@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import date, datetime
-from decimal import Decimal
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
@@ -25,6 +23,8 @@ import pyarrow as pa
 from everstate.config import Config
 from everstate.errors import InvalidView, ViewRowsMissing
 from everstate.sections import ViewServerConfig
+from everstate.views.stores.documents import batch, finite, text
+from everstate.views.stores.store import HEADLINE, RANK
 from everstate.views.tables import KeptTable, Merge
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _HASHED: Final = "sha256:"
 _ID_BYTES_MAX: Final = 512
 _KEYWORD: Final = {"type": "keyword", "ignore_above": 8191}
 """Lucene's terms have 32,766 bytes at most; a longer text is kept, and found by its words."""
+_MARKS: Final = {"pre_tags": ["**"], "post_tags": ["**"], "number_of_fragments": 2}
 _BULK_CHARACTERS: Final = 4_000_000
 _PAGE_ROWS: Final = 2_000
 _SCROLL: Final = "5m"
@@ -100,22 +101,46 @@ class OpenSearchRows:
         index = self._index(table.name)
         with _must_be_there(table.view, index):
             self._ask("POST", f"/{index}/_refresh")
-        reads = {field.name: _reader(field.type) for field in schema}
         query = {"size": _PAGE_ROWS, "version": True, "query": _ALIVE, "sort": ["_doc"]}
         page = self._ask("POST", f"/{index}/_search?scroll={_SCROLL}", query)
         try:
             while hits := page["hits"]["hits"]:
-                found = [{**hit["_source"], _VERSION: hit["_version"]} for hit in hits]
-                columns = [
-                    pa.array([read(row.get(name)) for row in found], schema.field(name).type)
-                    for name, read in reads.items()
-                ]
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                yield _batch(hits, schema)
                 again = {"scroll": _SCROLL, "scroll_id": page["_scroll_id"]}
                 page = self._ask("POST", "/_search/scroll", again)
         finally:
             with suppress(Exception):  # OpenSearch forgets it by itself, five minutes later
                 self._ask("DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]})
+
+    def search(
+        self, table: KeptTable, schema: pa.Schema, words: str, limit: int, *, fresh: bool
+    ) -> pa.Table:
+        """The best rows in whose texts all words are, with `_rank` and `_headline` behind.
+
+        ``words``: OpenSearch's simple query string. Without ``fresh``, rows that were written after
+        the last refresh of the index are not found.
+        """
+        index = self._index(table.name)
+        texts = [f.name for f in schema if pa.types.is_string(f.type) and f.name != _KEY]
+        has = {"query": words, "fields": texts, "default_operator": "and"}
+        query = {
+            "size": limit,
+            "version": True,
+            "query": {"bool": {**_ALIVE["bool"], "must": {"simple_query_string": has}}},
+            "sort": ["_score", _KEY],
+            "highlight": _MARKS | {"fields": {name: {} for name in texts}},
+        }
+        with _must_be_there(table.view, index):
+            if fresh:
+                self._ask("POST", f"/{index}/_refresh")
+            place = f"/{index}/_search?allow_partial_search_results=false"
+            hits = self._ask("POST", place, query)["hits"]["hits"]
+        found = pa.Table.from_batches([_batch(hits, schema)])
+        ranks = pa.array([hit["_score"] for hit in hits], pa.float64())
+        shown = [" … ".join(chain(*hit.get("highlight", {}).values())) for hit in hits]
+        return found.append_column(RANK, ranks).append_column(
+            HEADLINE, pa.array(shown, pa.string())
+        )
 
     def drop(self, name: str) -> None:
         """Delete an index; nothing if there is none."""
@@ -231,6 +256,11 @@ def _bodies(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(part)
 
 
+def _batch(hits: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
+    """Documents as rows in the columns of a schema."""
+    return batch([{**hit["_source"], _VERSION: hit["_version"]} for hit in hits], schema)
+
+
 def document_id(key: str) -> str:
     """The `_id` of the document of a key: the key itself, or a digest of one that cannot be it."""
     if key and not key.startswith(_HASHED) and len(key.encode()) <= _ID_BYTES_MAX:
@@ -240,23 +270,9 @@ def document_id(key: str) -> str:
 
 def _document(row: dict[str, Any]) -> str:
     try:
-        return json.dumps(row, default=_text, allow_nan=False)
+        return json.dumps(row, default=text, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(row), default=_text)
-
-
-def _text(value: Decimal | date) -> str:
-    """A number with all its digits, or a moment with all its microseconds."""
-    return str(value) if isinstance(value, Decimal) else value.isoformat()
-
-
-def _finite(value: Any) -> Any:
-    """A value with texts for NaN and the infinities, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(finite(row), default=text)
 
 
 def _mapping(view: str, field: pa.Field[Any]) -> dict[str, Any]:
@@ -290,36 +306,3 @@ def _mapping(view: str, field: pa.Field[Any]) -> dict[str, Any]:
         f"the column {field.name!r} is {kind}, which OpenSearch cannot keep exactly.",
         advice="CAST it to text.",
     )
-
-
-def _reader(kind: pa.DataType) -> Callable[[Any], Any]:
-    """What makes a value of a type from that of a document."""
-    types = pa.types
-    read: Callable[[Any], Any] | None = None
-    if types.is_list(kind) or types.is_large_list(kind):
-        read = partial(_list, _reader(kind.value_type))
-    elif types.is_struct(kind):
-        read = partial(_struct, {each.name: _reader(each.type) for each in kind})
-    elif types.is_map(kind):
-        read = partial(_map, _reader(kind.item_type))
-    elif types.is_decimal(kind):
-        read = Decimal
-    elif types.is_floating(kind):
-        read = float
-    elif types.is_timestamp(kind):
-        read = datetime.fromisoformat
-    elif types.is_date(kind):
-        read = date.fromisoformat
-    return lambda value: value if value is None or read is None else read(value)
-
-
-def _list(read: Callable[[Any], Any], values: list[Any]) -> list[Any]:
-    return [read(each) for each in values]
-
-
-def _struct(reads: Mapping[str, Callable[[Any], Any]], value: Mapping[str, Any]) -> Any:
-    return {name: read(value.get(name)) for name, read in reads.items()}
-
-
-def _map(read: Callable[[Any], Any], value: Mapping[str, Any]) -> Any:
-    return [(name, read(each)) for name, each in value.items()]

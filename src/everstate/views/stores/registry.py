@@ -18,6 +18,8 @@ STORES: Final[dict[str, str]] = {
     "redis": "everstate.views.stores.redis:RedisStore",
     "opensearch": "everstate.views.stores.opensearch:OpenSearchRows",
     "cassandra": "everstate.views.stores.cassandra:CassandraRows",
+    "lake": "everstate.views.stores.lake:LakeRows",
+    "kafka": "everstate.views.stores.kafka:KafkaRows",
 }
 """Name → module and class: a :class:`~everstate.views.stores.store.ViewStore`, but for the home."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from everstate.views.tables import KeptTable, Merge
 
+RANK: Final = "_rank"
+HEADLINE: Final = "_headline"
+"""Columns that a search adds: how well a row matches, and the words in their context."""
 LoadRows: TypeAlias = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A task that adds the rows of a batch to a version, and gives a row with their number."""
 
@@ -20,14 +23,17 @@ class ViewStore(Protocol):
     connects when it is first called, from any thread. Every row has the columns `_key` and
     `_version` beside the author's. In a table with the merge `row`, `_key` is unique, and a row or
     deletion is written only over a lower `_version`, so that calls may be repeated, late, or in
-    another order; with `append`, `_key` and `_version` together are unique. Any error of a call is
-    the view's, which is retried. A call that takes longer than ``call_s_max`` seconds is given up.
+    another order; with `append` and `periods`, `_key` and `_version` together are unique. With
+    `periods`, rows and deletions come with the time of their change as `valid_from`. Any error of
+    a call is the view's, which is retried. A call that takes longer than ``call_s_max`` seconds is
+    given up.
     After that, or after an error of a class named ConnectionError, TimeoutError, TransportError or
-    Unavailable (or a subclass), other calls to the store are made later.
+    Unavailable (or a subclass), other calls to the store are made later. `publish` is called again
+    each minute, or each ``shown_every_s`` seconds where the class says so.
     """
 
     merges: ClassVar[frozenset[Merge]]
-    """How the tables of its views may be merged: `row`, `append`."""
+    """How the tables of its views may be merged: `row`, `append`, `periods`."""
     call_s_max: ClassVar[float]
 
     def install(self, table: KeptTable, schema: pa.Schema) -> None:
@@ -50,3 +56,15 @@ class ViewStore(Protocol):
 
     def unpublish(self, view: str) -> None:
         """Let readers see nothing under the name of a view."""
+
+
+class SearchedStore(ViewStore, Protocol):
+    """A store that finds rows by the words in their texts."""
+
+    def search(
+        self, table: KeptTable, schema: pa.Schema, words: str, limit: int, *, fresh: bool
+    ) -> pa.Table:
+        """The best rows with some words, in the columns of ``schema``, then `_rank`, `_headline`.
+
+        With ``fresh``, all rows that were written before the call are searched.
+        """

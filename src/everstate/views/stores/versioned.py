@@ -13,20 +13,26 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Final, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from everstate.errors import InvalidView, PositionMoved, StoreSilent, ViewFailed
+from everstate.errors import (
+    ContradictoryQuery,
+    InvalidView,
+    PositionMoved,
+    StoreSilent,
+    ViewFailed,
+)
 from everstate.errors.base import described
 from everstate.log.attempt import TookTooLong, within
 from everstate.views.batch import Batch
 from everstate.views.kinds.kind import ViewPlan
 from everstate.views.policies import taken
-from everstate.views.rows import added_rows, newest_rows
-from everstate.views.stores.store import LoadRows, ViewStore
+from everstate.views.rows import added_rows, newest_rows, period_rows
+from everstate.views.stores.store import LoadRows, SearchedStore, ViewStore
 from everstate.views.tables import Core, KeptTable, physical
 from everstate.views.trailing import Exceptions, TrailingStore, TrailingTransaction
 
@@ -36,6 +42,7 @@ _KEY, _VERSION = "_key", "_version"
 _SLICE_ROWS: Final = 5_000
 _UNREACHED: Final = frozenset({"ConnectionError", "TimeoutError", "TransportError", "Unavailable"})
 """What clients call the classes of errors in which a server did not answer at all."""
+_ROWS: Final = {"row": newest_rows, "append": added_rows, "periods": period_rows}
 _SLICES: Final[dict[str, int]] = {}
 """Store → how many rows a call of this process writes to it, after one took too long."""
 
@@ -116,7 +123,8 @@ class VersionedStore:
         rows = pa.table(shown)
         gone = rows.slice(0, 0) if present is None else rows.filter(pc.invert(present))
         rows = rows if present is None else rows.filter(present)
-        self._write_in_slices(self._named(table), rows, gone.select([_KEY, _VERSION]))
+        of_gone = [_KEY, _VERSION, *(["valid_from"] if table.merge == "periods" else [])]
+        self._write_in_slices(self._named(table), rows, gone.select(of_gone))
 
     def _write_in_slices(self, table: KeptTable, rows: pa.Table, gone: pa.Table) -> None:
         """Write some thousand rows a call; half as many in each call after one took too long.
@@ -156,6 +164,16 @@ class VersionedStore:
                 others = [each[min(place, len(each) - 1)] for each in stored]
                 if others != first:
                     yield pa.RecordBatch.from_arrays(others, schema=schema)
+
+    def search(
+        self, table: KeptTable, schema: pa.Schema, words: str, limit: int, *, fresh: bool
+    ) -> pa.Table:
+        """The best rows with some words, by a :class:`SearchedStore`; raises ContradictoryQuery."""
+        if not hasattr(self.kept, "search"):
+            raise ContradictoryQuery(f"{table.view} is in the store {self.name}, without a search.")
+        kept = cast(SearchedStore, self.kept)
+        call = partial(kept.search, fresh=fresh)
+        return self._call(table.view, call, self._named(table), schema, words, limit)
 
     def _named(self, table: KeptTable) -> KeptTable:
         return replace(table, attempt=self.attempt)
@@ -218,8 +236,7 @@ class RowsTrailing:
         """Write the rows of the changes that the view takes; raises ViewFailed."""
         batch = taken(self.table, batch) if self.table.has_rules else batch
         if batch.changes.num_rows:
-            rows_of = added_rows if self.table.merge == "append" else newest_rows
-            self.store.write(self.table, rows_of(self.table, batch))
+            self.store.write(self.table, _ROWS[self.table.merge](self.table, batch))
 
     def commit(self, end: int) -> None:
         """Compare and swap the position; raises PositionMoved, and then rows are written again."""
