@@ -107,6 +107,12 @@ class MariaSource:
                 cursor.execute(text, values or None)
             connection.commit()
 
+    @contextmanager
+    def session(self) -> Iterator[Any]:
+        """A session that nothing ends: what it has prepared stays so."""
+        with self._connect() as connection, connection.cursor() as cursor:
+            yield cursor
+
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         with self._connect() as connection, connection.cursor() as cursor:
             cursor.execute(query)

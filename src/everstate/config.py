@@ -32,6 +32,7 @@ from everstate.errors import (
 from everstate.sections import (
     MAY_HOLD_SECRET,
     AlertsConfig,
+    EntityLogConfig,
     LoggingConfig,
     Section,
     StoresConfig,
@@ -83,6 +84,8 @@ class LogConfig(Section):
     """Number of replicas of each partition. Use 3 on a cluster that may lose a broker."""
     changes_retention_hours: float = Field(default=72, gt=0)
     """How long `.changes` topics keep a change. The archive keeps it for ever."""
+    changes_retention_bytes: int = Field(default=-1, ge=-1)
+    """Largest size of a `.changes` topic, of one replica, in bytes. With -1 there is no limit."""
     dead_retention_hours: float = Field(default=720, gt=0)
     """How long dead-letter topics (`.dead`) keep a record."""
     message_bytes_max: int = Field(default=1_048_576, ge=1024)
@@ -96,6 +99,14 @@ class LogConfig(Section):
     """How long a producer waits for more records to send together. With 0 it does not wait."""
     queue_messages_max: int = Field(default=200_000, ge=1)
     """Most records in a producer's queue. When it is full, ``send`` waits; no record is lost."""
+    entities: dict[str, EntityLogConfig] = Field(default_factory=dict)
+    """Other values of ``partitions``, ``replication``, ``changes_retention_hours`` and
+    ``changes_retention_bytes`` for one entity type, in `[log.entities.NAME]`."""
+
+    def of(self, entity: str) -> LogConfig:
+        """The section with the values of an entity type."""
+        own = self.entities.get(entity, EntityLogConfig())
+        return self.model_copy(update=own.model_dump(exclude_none=True))
 
 
 class StoreConfig(Section):

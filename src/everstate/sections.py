@@ -28,6 +28,15 @@ class Section(BaseModel):
             yield name, "…" if is_secret and value is not None else value
 
 
+class EntityLogConfig(Section):
+    """`[log.entities.NAME]`: topics of one entity type; what is not given is as in `[log]`."""
+
+    partitions: int | None = Field(default=None, ge=1, le=1000)
+    replication: int | None = Field(default=None, ge=1)
+    changes_retention_hours: float | None = Field(default=None, gt=0)
+    changes_retention_bytes: int | None = Field(default=None, ge=-1)
+
+
 class ViewServerConfig(Section):
     """`[stores.NAME]`: the server of the store of views with that name, such as `redis`."""
 

@@ -35,6 +35,7 @@ PAGES = (
     "derived-topics.md",
     "triggers-and-policies.md",
     "alerts-and-monitoring.md",
+    "size-the-log.md",
     "read-views-over-http.md",
 )
 

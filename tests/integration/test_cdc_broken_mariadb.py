@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from capture_cases import (
     maria_source,
     raw_records,
 )
-from clean_role import CleanRole, changelog
+from clean_role import CleanRole, PlainCleaner, changelog
 from everstate.app import App
 from everstate.changes import EntityType
 from everstate.config import Config
@@ -33,6 +34,8 @@ from everstate.log.topics import Topics
 from everstate.pipeline.clean import Cleaner
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.cleaning import cleaning_of
+from everstate.sources.cdc.columns import PREPARED
+from everstate.sources.cdc.holding import read_held
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.mariadb import MariaDatabase
 from everstate.sources.cdc.misread import difference, known_columns, real_column
@@ -340,7 +343,7 @@ def test_a_table_that_alter_table_gave_a_captured_name_is_noticed_and_put_right(
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_what_the_connector_does_not_see_or_cannot_read_is_told_and_put_right(
-    connect: RunningStack, topic_prefix: str, maria: MariaSource, spark: SparkSession
+    connect: RunningStack, topic_prefix: str, maria: MariaSource
 ) -> None:
     """What a session may do whatever the settings of the server are."""
     config = capture_config(connect.config, topic_prefix)
@@ -372,26 +375,104 @@ def test_what_the_connector_does_not_see_or_cannot_read_is_told_and_put_right(
         assert eventually(lambda: newest() == rows, 60), (newest(), told())
         assert eventually(lambda: capturing.status().well, 30), told()
 
-    xa = ("XA START 'x'", "INSERT INTO items VALUES ({}, 5, 6)", "XA END 'x'", "XA PREPARE 'x'")
     image = "SET SESSION binlog_row_image = {}".format
     try:
         capturing.add()
-        role = CleanRole(lambda: Cleaner(config, cleaning_of(config, app, "shop")))
-        maria.run(*(each.format(2) for each in xa), "XA COMMIT 'x'")
-        assert eventually(lambda: newest() == {1: (1, 2), 2: (5, 6)}, 90), "cleaning runs"
+        role = CleanRole(lambda: PlainCleaner(config, cleaning_of(config, app, "shop")))
         maria.run("INSERT INTO items VALUES (5, 3, 4)")
-        assert eventually(lambda: 5 in newest(), 60), "rows after it are published too"
-        maria.run("SET SESSION binlog_format = STATEMENT", "INSERT INTO items VALUES (3, 7, 8)")
-        rows = {1: (1, 2), 2: (5, 6), 5: (3, 4), 3: (7, 8)}
+        assert eventually(lambda: 5 in newest(), 90), "cleaning runs"
+        by_statement = "SET SESSION binlog_format = STATEMENT", "SET SESSION foreign_key_checks = 0"
+        maria.run(*by_statement, "INSERT INTO items VALUES (3, 7, 8)")
+        rows = {1: (1, 2), 5: (3, 4), 3: (7, 8)}
         heals(rows, f"{table}: a session wrote in the format STATEMENT")
-        maria.run(*(each.format(4) for each in xa), "XA ROLLBACK 'x'")
-        assert eventually(lambda: 4 in newest(), 60), "it is in the log when it is prepared"
-        heals(rows, f"{table}: an XA transaction that was prepared was rolled back")
         maria.run(image("MINIMAL"), "UPDATE items SET a = 9 WHERE id = 1", image("FULL"))
         rows[1] = (9, 2)
         heals(rows, "binlog_row_image was not FULL")
         role.end()
     finally:
+        capturing.remove(drop=True, topics=True)
+
+
+def prepare(maria: MariaSource, name: str, statement: str) -> None:
+    with maria.session() as cursor:
+        for each in (f"XA START {name}", statement, f"XA END {name}", f"XA PREPARE {name}"):
+            cursor.execute(each)
+
+
+def end(maria: MariaSource, *statements: str) -> None:
+    maria.run("SET autocommit = 1", *statements)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_prepared_transaction_is_published_when_it_is_committed_and_not_when_it_is_rolled_back(
+    connect: RunningStack, topic_prefix: str, maria: MariaSource
+) -> None:
+    config = capture_config(connect.config, topic_prefix)
+    maria.run("CREATE TABLE items (id int PRIMARY KEY, a int, b int)")
+    maria.run("INSERT INTO items VALUES (1, 1, 2), (3, 1, 2), (9, 1, 2)")
+    app = App("shop")
+    app.entity("item", key="id", source="capture")(Pair)
+    table = f"{maria.schema}.items"
+    app.capture("shop", kind="mariadb", dsn=maria.dsn, tables={table: Table(entity="item")})
+    capturing = Capturing(config, app.capture_of("shop"), local=True, entities=app.entities)
+    with Topics(config) as topics:
+        topics.ensure(app.entities)
+
+    def states(key: int) -> list[int | None]:
+        found = [each for each in changelog(config, "item") if each["key"] == str(key)]
+        return [(each["currentEntityState"] or {}).get("a") for each in found]
+
+    def waiting() -> dict[str, str]:
+        return {one.key: one.reason for one in read_held(config, "shop")}
+
+    role = None
+    try:
+        capturing.add()
+        role = CleanRole(lambda: PlainCleaner(config, cleaning_of(config, app, "shop")), capturing)
+        assert eventually(lambda: states(1) == [1], 90), "cleaning runs"
+        prepare(maria, "'kept'", "INSERT INTO items VALUES (2, 5, 6)")
+        prepare(maria, "'undone'", "INSERT INTO items VALUES (4, 5, 6)")
+        prepare(maria, "'changed'", "UPDATE items SET a = 7 WHERE id = 3")
+        prepare(maria, "'gone'", "DELETE FROM items WHERE id = 9")
+        maria.run("INSERT INTO items VALUES (5, 3, 4)")
+        assert eventually(lambda: states(5) == [3], 30), "other rows are not late"
+        assert eventually(lambda: waiting() == dict.fromkeys("2439", PREPARED), 30), waiting()
+        snapshot(config, capturing, table=table)
+        time.sleep(12)
+        assert [states(key) for key in (2, 4, 3, 9)] == [[], [], [1], [1]]
+        role.end()
+        role.begin()
+        end(maria, "XA COMMIT 'kept'", "UPDATE items SET a = 8 WHERE id = 2")
+        settings = "SET SESSION foreign_key_checks = 0", "SET SESSION unique_checks = 0"
+        end(maria, *settings, "XA ROLLBACK 'undone'", "INSERT INTO items VALUES (4, 1, 1)")
+        end(maria, *settings, "XA COMMIT 'changed'")
+        end(maria, "XA ROLLBACK 'gone'", "UPDATE items SET a = 2 WHERE id = 9")
+        wanted = [[5, 8], [1], [1, 7], [1, 2]]
+        assert eventually(lambda: [states(key) for key in (2, 4, 3, 9)] == wanted, 60), waiting()
+        assert eventually(lambda: waiting() == {}, 20), waiting()
+        connect.servers.kill("connect")
+        connect.servers.start()
+        prepare(maria, "'late'", "INSERT INTO items VALUES (6, 5, 6)")
+        end(maria, "XA ROLLBACK 'late'", "INSERT INTO items VALUES (7, 5, 6)")
+        assert eventually(lambda: states(7) == [5], 90), capturing.status()
+        assert states(6) == []
+        assert eventually(lambda: capturing.status().well, 30), capturing.status()
+        prepare(maria, "'over'", "INSERT INTO items VALUES (8, 5, 6)")
+        assert eventually(lambda: waiting() == {"8": PREPARED}, 30), waiting()
+        capturing.begin_epoch()
+        assert eventually(lambda: capturing.status().well, 60), capturing.status()
+        assert eventually(lambda: waiting() == {}, 30), waiting()
+        end(maria, "XA COMMIT 'over'")
+        assert eventually(lambda: "prepared before" in str(capturing.status().problems), 60)
+        capturing.begin_epoch()
+        assert eventually(lambda: states(8) == [5], 60), changelog(config, "item")
+        assert [states(key) for key in (2, 4, 3, 9, 6)] == [*wanted, []]
+    finally:
+        if role is not None:
+            role.end()
+        for *_, name in maria.rows("XA RECOVER"):
+            end(maria, f"XA ROLLBACK '{name}'")
         capturing.remove(drop=True, topics=True)
 
 

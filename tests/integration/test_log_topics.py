@@ -9,6 +9,7 @@ import pytest
 from everstate.config import Config
 from everstate.errors import LogError, LogIdentityChanged
 from everstate.log.topics import Topics
+from everstate.sections import EntityLogConfig
 from kit.settings import altered
 
 pytestmark = pytest.mark.settings(log={"partitions": 2}, database=False)
@@ -60,6 +61,65 @@ def test_other_settings_are_reported_not_changed(
     assert found[name, "retention.ms"] == ("3600000", str(72 * 3_600_000))
     assert topics.partitions(name) == 2
     assert f"{name}: partitions is 2, but 3 is configured" in caplog.messages
+
+
+OWN = {
+    "order": EntityLogConfig(
+        partitions=5, changes_retention_hours=240, changes_retention_bytes=50_000_000
+    )
+}
+
+
+def test_an_entity_type_has_topics_of_its_own_settings(topics: Topics, config: Config) -> None:
+    with Topics(changed(config, entities=OWN)) as own:
+        assert own.ensure(["order", "guest"]) == ()
+        assert own.ensure(["order", "guest"]) == ()
+    names = topics.names
+    made = topics.config(names.changes("order"))
+    assert made["retention.ms"] == str(240 * 3_600_000)
+    assert made["retention.bytes"] == "10000000", "a fifth of it for each partition"
+    for name in (names.changes, names.state, names.dead):
+        assert (topics.partitions(name("order")), topics.partitions(name("guest"))) == (5, 2)
+    other = topics.config(names.changes("guest"))
+    assert (other["retention.ms"], other["retention.bytes"]) == (str(72 * 3_600_000), "-1")
+    beside = names.debezium("order")
+    with Topics(changed(config, entities=OWN)) as own:
+        own.ensure_beside(names.changes("order"), beside)
+    assert topics.partitions(beside) == 5
+    assert topics.config(beside)["retention.bytes"] == "10000000"
+    topics.delete([beside, *(name("guest") for name in (names.changes, names.state, names.dead))])
+
+
+def test_a_process_manager_has_a_partition_for_each_of_what_it_reads(
+    topics: Topics, config: Config
+) -> None:
+    names = topics.names
+    with Topics(changed(config, entities=OWN)) as own:
+        own.ensure_commands(["order"], ["welcome"])
+    made = [names.commands("order"), names.replies("order"), names.parked("order")]
+    made += [names.timers("welcome"), names.seen("welcome")]
+    assert [topics.partitions(name) for name in made] == [5] * 5
+    topics.delete(made)
+
+
+def test_retention_of_an_entity_type_is_raised_and_never_lowered_by_itself(
+    topics: Topics, config: Config
+) -> None:
+    topics.ensure(["order"])
+    name = topics.names.changes("order")
+    for hours, bytes_max, found, lowered in (
+        (100, -1, ("360000000", "-1"), []),
+        (50, 10_000_000, ("360000000", "-1"), ["retention.ms", "retention.bytes"]),
+    ):
+        own = EntityLogConfig(changes_retention_hours=hours, changes_retention_bytes=bytes_max)
+        with Topics(changed(config, entities={"order": own})) as other:
+            planned = {each.setting: each.then for each in other.differences(["order"])}
+            assert [each.setting for each in other.ensure(["order"])] == lowered
+        assert planned.get("retention.ms") == (
+            "stays; see `everstate doctor`" if lowered else "the next start raises it"
+        )
+        kept = topics.config(name)
+        assert (kept["retention.ms"], kept["retention.bytes"]) == found
 
 
 def test_a_raised_message_size_is_carried_out(topics: Topics, config: Config) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from everstate.declarations.captures import Aggregate, Capture, Outbox, Table
+from everstate.declarations.captures import Capture, Table
 from everstate.sources.cdc import mariadb, mariadb_unseen
 from everstate.sources.cdc.mariadb import BinlogEvent, MariaDatabase
 from everstate.sources.cdc.mariadb_unseen import judged, look_at, written_tables
@@ -39,30 +40,34 @@ def found_in(told: list[BinlogEvent], capture: Capture = CAPTURE) -> dict[str, s
     return judged(capture, MARK, "b1:4", told).unseen
 
 
-def prepared(*tables: str, xid: str = XID) -> list[Told]:
+def prepared(*tables: str, xid: str = XID, gtid: str = "0-1-11") -> list[Told]:
     """A prepared transaction, as SHOW BINLOG EVENTS of MariaDB 11.4 has it."""
     mapped = [("Table_map", f"table_id: 18 ({table})") for table in tables]
     rows = [("Write_rows_v1", "table_id: 18 flags: STMT_END_F") for _ in tables]
-    begun = ("Gtid", f"XA START {xid} GTID 0-1-11")
+    begun = ("Gtid", f"XA START {xid} GTID {gtid}")
     return [begun, *mapped, *rows, ("Query", f"XA END {xid}"), ("XA_prepare", f"XA PREPARE {xid}")]
 
 
 def ended(how: str, xid: str = XID) -> list[Told]:
-    return [("Gtid", "GTID 0-1-12"), ("Query", f"XA {how} {xid}")]
+    said = f"use `shop`; set foreign_key_checks=1, unique_checks=1; XA {how} {xid}"
+    return [("Gtid", "GTID 0-1-12"), ("Query", said)]
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_prepared_transaction_that_is_rolled_back_is_told_for_its_captured_tables(
-    is_cut: bool,
-) -> None:
-    first, last = prepared("shop.orders", "shop.other"), ended("ROLLBACK")
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
+def test_how_a_prepared_transaction_ended_is_found(is_cut: bool, how: str) -> None:
+    first, last = prepared("shop.orders", "shop.other"), ended(how)
     told, mark = events(*first, *last), MARK
     for part in [told[: len(first)], told[len(first) :]] if is_cut else [told]:
         mark = judged(CAPTURE, mark, "b1:4", part)
-    assert mark.unseen.keys() == {"shop.orders"}
-    rest = f"rolled back ({told[-1].place}), and its rows are in the log; {COMMAND}"
-    assert rest in mark.unseen["shop.orders"]
-    assert (mark.looked_at, mark.prepared) == (told[-1].end, {})
+        if len(part) == len(first):
+            assert mark.look is not None
+            assert mark.look.is_committed("0-1-11") is None
+    assert (mark.looked_at, mark.xa, mark.unseen) == (told[-1].end, {}, {})
+    assert mark.look is not None
+    assert mark.look.is_committed("0-1-11") == (how == "COMMIT")
+    assert mark.look.is_committed("0-1-13") is None, "it is later than the look"
+    assert mark.look.is_committed("5-1-11") is None, "nothing of its domain was looked at"
 
 
 def test_one_that_is_committed_or_of_other_tables_is_not_told() -> None:
@@ -73,13 +78,6 @@ def test_one_that_is_committed_or_of_other_tables_is_not_told() -> None:
 def test_one_that_was_prepared_before_all_rows_were_read_may_be_of_each_table() -> None:
     found = found_in(events(*ended("COMMIT")))
     assert "prepared before the rows were read" in found["all tables"]
-
-
-def test_what_an_outbox_emitted_is_taken_back_by_rows_with_the_next_version() -> None:
-    outbox = Outbox(table="shop.outbox", aggregates={"Order": Aggregate(entity="order")})
-    capture = Capture(name="shop", kind="mariadb", outbox=outbox)
-    found = found_in(events(*prepared("shop.outbox"), *ended("ROLLBACK")), capture)
-    assert "insert a row with the next version" in found["shop.outbox"]
 
 
 def test_a_write_in_the_format_statement_is_told_and_one_of_rows_is_not() -> None:
@@ -104,7 +102,8 @@ def test_each_row_that_is_not_as_it_was_committed_is_told_however_the_looks_are_
     steps: list[tuple[str, str, int]], cuts: set[int]
 ) -> None:
     """Sessions of three XA transactions, of rows and of statements, one after the other."""
-    mark, waiting, wanted = MARK, dict[int, str](), set[str]()
+    mark, waiting, wanted = MARK, dict[int, tuple[str, str]](), set[str]()
+    undone, rolled_back = list[str](), list[str]()
     part = list[Told]()
     for number, (step, table, name) in enumerate(steps):
         xid = f"X'7{name}',X'',1"
@@ -114,16 +113,19 @@ def test_each_row_that_is_not_as_it_was_committed_is_told_however_the_looks_are_
             part += [("Gtid", "BEGIN GTID 0-1-9"), ("Query", f"update {table} set a = 1")]
             wanted.add(table)
         elif step == "prepare" and name not in waiting:
-            part += prepared(table, xid=xid)
-            waiting[name] = table
+            part += prepared(table, xid=xid, gtid=(gtid := f"0-1-{20 + number}"))
+            waiting[name] = table, gtid
         elif step in ("COMMIT", "ROLLBACK") and name in waiting:
             part += ended(step, xid)
-            known = waiting.pop(name)
-            wanted |= {known} if step == "ROLLBACK" else set()
+            known, gtid = waiting.pop(name)
+            undone += [gtid] if step == "ROLLBACK" and known in TABLES else []
         if number in cuts or number + 1 == len(steps):
             mark, part = judged(CAPTURE, mark, "b1:4", events(*part)), []
+            rolled_back += mark.rolled_back
     assert mark.unseen.keys() == wanted & set(TABLES)
-    assert len(mark.prepared) == len(waiting)
+    assert rolled_back == undone
+    gtids = [gtid if table in TABLES else "" for table, gtid in waiting.values()]
+    assert sorted(mark.xa.values()) == sorted(gtids)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,11 @@ def test_each_row_that_is_not_as_it_was_committed_is_told_however_the_looks_are_
         ('use `shop`; insert into "orders" values (1)', ["shop.orders"]),
         ("use `shop`; delete from logs where id in (select id from orders)", []),
         ("insert into shop.orders values (1)", ["shop.orders"]),
+        ("use `shop`; set foreign_key_checks=1; insert into orders values (1)", ["shop.orders"]),
+        (
+            "set foreign_key_checks=1, sql_auto_is_null, unique_checks=1; update shop.orders set a",
+            ["shop.orders"],
+        ),
         ("use `hall`; insert into orders values (1)", []),
         ("use `shop`; insert into hall.orders values (1)", []),
         ("use `shop`; insert into orders_old values ('orders')", []),
@@ -180,13 +187,33 @@ class Binlog(MariaDatabase):
 def test_each_look_goes_on_where_the_last_one_ended_in_this_file_and_the_next() -> None:
     log = Binlog(b1=prepared("shop.orders"))
     mark = look_at(CAPTURE, log, {}, MARK)
-    assert (mark.looked_at, mark.prepared) == ("b1:54", {XID: ["shop.orders"]})
+    assert (mark.looked_at, mark.xa) == ("b1:54", {XID: "0-1-11"})
     log.files["b2"] = [STATEMENT, *ended("ROLLBACK")]
     mark = look_at(CAPTURE, log, {}, mark)
-    assert (mark.looked_at, mark.prepared) == ("b2:34", {})
+    assert (mark.looked_at, mark.xa, mark.rolled_back) == ("b2:34", {}, ["0-1-11"])
     assert mark.unseen.keys() == {"shop.orders"}
     assert "STATEMENT" in mark.unseen["shop.orders"], "the first problem of a table stays"
-    assert look_at(CAPTURE, log, {}, mark) == mark
+    assert look_at(CAPTURE, log, {}, mark) == replace(mark, rolled_back=[])
+
+
+def test_a_look_ends_before_the_first_transaction_that_cleaning_has_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    undone = [*prepared("shop.orders"), *ended("ROLLBACK")]
+    other = [("Gtid", "BEGIN GTID 5-1-1"), STATEMENT]
+    log = Binlog(b1=[*undone, *other, ("Gtid", "BEGIN GTID 0-1-13"), ("Xid", "COMMIT")])
+
+    def looked(**passed: int) -> tuple[str | None, list[str], bool]:
+        domains = {name[1:]: number for name, number in passed.items()}
+        mark = look_at(CAPTURE, log, {}, MARK, domains)
+        return mark.looked_at, mark.rolled_back, bool(mark.unseen)
+
+    assert looked() == ("b1:4", [], False)
+    assert looked(_0=11) == ("b1:74", ["0-1-11"], False)
+    assert looked(_0=12, _5=1) == ("b1:94", ["0-1-11"], True)
+    assert looked(_0=13) == ("b1:114", ["0-1-11"], True), "one that the log has no BEGIN of"
+    monkeypatch.setattr(mariadb_unseen, "_AHEAD", 0)
+    assert looked(_0=13) == ("b1:74", ["0-1-11"], False)
 
 
 def test_a_look_ends_before_a_transaction_once_it_has_read_enough(
@@ -197,7 +224,7 @@ def test_a_look_ends_before_a_transaction_once_it_has_read_enough(
     log = Binlog(b1=[*prepared("shop.orders"), *ended("ROLLBACK")])
     mark = look_at(CAPTURE, log, {}, MARK)
     assert (mark.looked_at, mark.unseen) == ("b1:54", {})
-    assert look_at(CAPTURE, log, {}, mark).unseen.keys() == {"shop.orders"}
+    assert look_at(CAPTURE, log, {}, mark).rolled_back == ["0-1-11"]
 
 
 def test_a_part_of_the_log_that_was_removed_before_the_look_is_told() -> None:

@@ -16,6 +16,7 @@ from everstate.sources.cdc import fingerprint
 from everstate.sources.cdc.database import CapturedDatabase, TableState
 from everstate.sources.cdc.fingerprint import (
     CHANGED,
+    SeenChanges,
     difference,
     fingerprints,
     gone_problems,
@@ -50,7 +51,8 @@ class Database:
         self.parts = {"10": "0 empty", "11.5": "100", "12.5": "200 empty"}
         self.rewritten: set[str] = set()
         self.signals: list[list[str]] = []
-        self.mark, self.seen = Mark("a"), 7
+        self.mark, self.seen, self.log_end = Mark("a"), 7, 20
+        self.before: SeenChanges = {}
 
     def table_states(self) -> tuple[int, dict[str, TableState]]:
         state = TableState(dict(self.columns), list(self.generated), dict(self.parts))
@@ -64,7 +66,13 @@ class Database:
         self.signals.append(json.loads(data)["data-collections"])
 
     def read_mark(self) -> str:
-        return json.dumps({"mark": self.mark.mark})
+        return json.dumps({"mark": self.mark.mark, "looked_at": self.mark.looked_at})
+
+    def log_place(self) -> int:
+        return self.log_end
+
+    def has_passed(self, offset: dict[str, Any], place: int) -> bool:
+        return int(offset["pos"]) >= place
 
     def write_mark(self, text: str, instead_of: str | None) -> bool:
         del text, instead_of
@@ -171,6 +179,22 @@ def test_after_truncate_columns_are_compared_and_files_are_not(
     assert database.signals == [["s.items"]], "it was made anew, with a default"
 
 
+def test_a_table_is_read_again_when_cleaning_knows_a_look_at_what_was_before_the_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    database = Database()
+    known = StreamStanding(mark="a", seen=7, tables=dict(now(database)))
+    made_anew = ("4 text", "5 text", "5 text", "5 text")
+    ends, looks = (20, 30, 40, 50), ("b.1:19", "b.1:20", "b.1:29", "b.1:30")
+    wrote = []
+    for column, database.log_end, at in zip(made_anew, ends, looks, strict=True):
+        database.columns["note"] = column
+        database.mark = Mark("a", looked_at=at)
+        wrote.append(looked(database, known, monkeypatch)[1:])
+    assert database.signals == [["s.items"]]
+    assert wrote == [*[({}, 0)] * 3, (now(database), 7)]
+
+
 @pytest.mark.parametrize(
     ("parts", "older", "expected"),
     [
@@ -257,8 +281,10 @@ def looked(
 ) -> tuple[Any, ...]:
     """One look of the clean role; out: the mark, the tables and the moment that it told."""
     wrote: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(fingerprint, "write_source", lambda *told: wrote.append(told[4:]))
+    monkeypatch.setattr(fingerprint, "write_source", lambda *told, **_look: wrote.append(told[4:]))
     found = CheckedSource("system 1", known)
-    watch_tables(CONFIG, CAPTURE, ENTITIES, cast(CapturedDatabase, database), found)
+    watch_tables(
+        CONFIG, CAPTURE, ENTITIES, cast(CapturedDatabase, database), found, database.before
+    )
     (told,) = wrote
     return told

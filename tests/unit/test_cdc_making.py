@@ -175,9 +175,17 @@ class Rig:
         yield SimpleNamespace(existing=set, delete=lambda _names: None)
 
     def told(
-        self, _config: Any, _names: Any, identity: str, epoch: int, mark: str | None, *_: Any
+        self,
+        _config: Any,
+        _names: Any,
+        identity: str,
+        epoch: int,
+        mark: str | None,
+        *_: Any,
+        look: Any = None,
     ) -> None:
         """Cleaning comes to it at once."""
+        del look
         is_read = self.connect.settings is not None and self.connect.state != "STOPPED"
         assert not is_read or epoch == self.known.epoch
         self.wrote.append((epoch, mark is not None))
@@ -320,7 +328,7 @@ def test_a_connector_behind_a_hole_of_its_slot_is_not_resumed(rig: Rig) -> None:
 def test_what_the_connector_does_not_see_is_written_down_and_told_until_the_next_epoch(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(_capture: Any, _database: Any, _offset: Any, mark: Mark) -> Mark:
+    def look(_capture: Any, _database: Any, _offset: Any, mark: Mark, **_passed: Any) -> Mark:
         return msgspec.structs.replace(mark, unseen={"public.item": "a session wrote"})
 
     def problems() -> tuple[str, ...]:

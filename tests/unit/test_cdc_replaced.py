@@ -81,7 +81,7 @@ class Source:
     def renew(self) -> None:
         mark = renew_mark(self.database, self.known.mark)
         if mark is not None:
-            self.raw.append(mark)
+            self.raw.append(mark.mark)
 
     def check(self, lsn: int = 0, **options: Any) -> None:
         check_source(CONFIG, CAPTURE, self.database, {"lsn": lsn}, **options)
@@ -115,7 +115,7 @@ def test_an_earlier_copy_is_noticed_although_its_log_has_passed_the_stored_posit
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = Source(monkeypatch)
-    source.raw.append(new_mark(source.database))
+    source.raw.append(new_mark(source.database).mark)
     source.clean()
     backup = copy.copy(source.database)
     source.renew()
@@ -132,7 +132,7 @@ def test_an_earlier_copy_is_noticed_although_its_log_has_passed_the_stored_posit
 
 def test_a_mark_that_cleaning_does_not_know_yet_is_told_again_and_stays() -> None:
     source = Source()
-    first = new_mark(source.database)
+    first = new_mark(source.database).mark
     for _ in range(3):
         source.renew()
     assert source.raw == [first] * 3
@@ -151,7 +151,7 @@ def test_a_check_during_which_the_marks_go_on_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = Source(monkeypatch)
-    source.raw.append(new_mark(source.database))
+    source.raw.append(new_mark(source.database).mark)
     source.clean()
     old = source.known
     source.renew()
@@ -171,7 +171,7 @@ def test_no_copy_that_lacks_the_known_mark_passes_and_no_database_is_refused_wro
     steps: list[str],
 ) -> None:
     source, copies = Source(), list[Database]()
-    source.raw.append(new_mark(source.database))
+    source.raw.append(new_mark(source.database).mark)
 
     def passes(database: Any) -> bool:
         found = replaced.mark_of(database.text)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from everstate.cli.console import AppSession
 from everstate.config import load
 from everstate.errors import EverstateError, InvalidConfig, InvalidProject, UnknownSetting
 
@@ -29,6 +30,16 @@ from everstate.errors import EverstateError, InvalidConfig, InvalidProject, Unkn
         (
             "[log]\nlinger_ms = 1\npartitions = 0",
             "everstate.toml:3: log.partitions is 0; expected greater than or equal to 1.",
+            "Correct it there",
+        ),
+        (
+            "[log.entities.guest]\npartition = 12",
+            "everstate.toml:2: there is no setting log.entities.guest.partition.",
+            "Did you mean log.entities.guest.partitions?",
+        ),
+        (
+            "[log.entities.guest]\npartitions = 0",
+            "everstate.toml:2: log.entities.guest.partitions is 0; expected greater than",
             "Correct it there",
         ),
         (
@@ -138,3 +149,29 @@ def test_paths_are_relative_to_the_folder_of_the_settings_and_begin_at_home_with
     assert load(tmp_path, archive={"path": "s3://lake/~x"}).archive_path == "s3://lake/~x"
     with pytest.raises(InvalidConfig, match=r"^commands\.state_path "):
         load(tmp_path, commands={"state_path": "~nobody-of-that-name/c"})
+
+
+def test_an_entity_type_has_the_values_of_its_own_and_else_those_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "everstate.toml").write_text(
+        "[log]\nreplication = 3\npartitions = 8\n[log.entities.guest]\npartitions = 12\n"
+        "changes_retention_hours = 240\n"
+    )
+    log = load(tmp_path).log
+    own, other = log.of("guest"), log.of("room")
+    assert (own.partitions, own.changes_retention_hours, own.replication) == (12, 240, 3)
+    assert (other.partitions, other.changes_retention_hours, other.replication) == (8, 72, 3)
+
+
+def test_settings_of_an_entity_type_that_the_app_does_not_have_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mistyped_app.py").write_text(
+        "from pydantic import BaseModel\nfrom everstate import App\napp = App('hotel')\n"
+        "@app.entity('guest', key='id')\nclass Guest(BaseModel):\n    id: str\n"
+    )
+    (tmp_path / "everstate.toml").write_text("[log.entities.gest]\npartitions = 12\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidConfig) as raised:
+        AppSession(tmp_path, "mistyped_app:app").connected()
+    expected = "log.entities is 'gest'; expected an entity type of the app: guest."
+    assert raised.value.message.endswith(expected)

@@ -20,6 +20,7 @@ SECRET = "hunter2hunter2hunter2"
 HARMLESS = {
     "project.app",
     "log.bootstrap_servers",
+    "log.entities",
     "cassandra.user",
     "cassandra.contact_points",
     "cassandra.datacenter",

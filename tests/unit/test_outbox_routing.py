@@ -516,7 +516,7 @@ def test_its_connector_routes_the_outboxs_rows_and_nothing_else(tmp_path: Path) 
     assert "aggregatetype:header:aggregateType" in placed
     assert made["predicates.outbox.pattern"] == r"p\.raw\.shop\.shop\.outbox"
     assert made["transforms.route.table.field.event.key"] == "order_no"
-    assert made["provide.transaction.metadata"] == "false"
+    assert made["provide.transaction.metadata"] == "true", "a prepared transaction has no END"
 
 
 @pytest.mark.parametrize(

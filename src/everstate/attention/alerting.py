@@ -39,6 +39,12 @@ LAG_S = Gauge(
     "everstate_reader_lag_seconds", "Age of the oldest change not read", ["reader", "topic"]
 )
 LAG = Gauge("everstate_reader_lag_changes", "Changes that were not read yet", ["reader", "topic"])
+SHARE = Gauge(
+    *("everstate_reader_retention_share", "Age of the oldest change not read, of the retention"),
+    ["reader", "topic"],
+)
+TOPIC_BYTES = Gauge("everstate_topic_bytes", "Size of a topic, of all replicas", ["topic"])
+FULL_S = Gauge("everstate_log_disk_full_seconds", "When the log fills a disk", ["broker", "folder"])
 HELD = Gauge("everstate_capture_held_bytes", "WAL held by the slot of a capture", ["capture"])
 
 WATCH: Final = "watch"
@@ -170,8 +176,9 @@ class _Values:
         self._gauge = gauge
         self._known: set[tuple[str, ...]] = set()
 
-    def set(self, values: Mapping[tuple[str, ...], float]) -> None:
-        """Make these the values, by labels."""
+    def set(self, given: Mapping[tuple[str, ...], float | None]) -> None:
+        """Make these the values, by labels; ``None`` is no value."""
+        values = {labels: value for labels, value in given.items() if value is not None}
         for labels, value in values.items():
             self._gauge.labels(*labels).set(value)
         for labels in self._known - set(values):
@@ -184,7 +191,8 @@ class _Measuring:
 
     def __init__(self) -> None:
         self._conditions, self._held = _Values(CONDITIONS), _Values(HELD)
-        self._lag_s, self._lag = _Values(LAG_S), _Values(LAG)
+        self._lag_s, self._lag, self._share = _Values(LAG_S), _Values(LAG), _Values(SHARE)
+        self._bytes, self._full = _Values(TOPIC_BYTES), _Values(FULL_S)
 
     def set(self, seen: SeenProject) -> None:
         """Set them from what was seen."""
@@ -193,6 +201,11 @@ class _Measuring:
             readers = {(each.reader, each.topic): each for each in seen.readers}
             self._lag_s.set({place: each.lag_seconds for place, each in readers.items()})
             self._lag.set({place: each.lag_changes for place, each in readers.items()})
+            self._share.set({place: each.share for place, each in readers.items()})
+        if seen.size is not None:
+            self._bytes.set({(name,): each.bytes for name, each in seen.size.topics.items()})
+            disks = seen.size.disks
+            self._full.set({(str(disk.broker), disk.folder): at_s for disk, at_s in disks})
         if "captures" not in seen.unknown:
             self._held.set({(each.capture,): each.held_bytes or 0 for each in seen.captures})
 

@@ -128,23 +128,25 @@ def topic_rights(config: Config, facts: Iterable[TopicFacts]) -> Iterator[Findin
 
 def replication(config: Config, facts: Iterable[TopicFacts], nodes: int) -> Iterator[Finding]:
     """Topics with fewer replicas than configured, or that accept a write on too few of them."""
-    wanted, listed = config.log.replication, list(facts)
+    names, listed = TopicNames(config.log.prefix), list(facts)
+    wanted = max(config.log.of(each).replication for each in ("", *config.log.entities))
     if nodes < wanted:
         said = f"log.replication is {wanted}, and the cluster has {nodes} brokers"
         yield Finding(
             "replication", "fail", said, advice=f"set log.replication to {nodes}, or add brokers"
         )
-    few = [topic for topic in listed if topic.replicas < wanted]
+    needs = {each.name: config.log.of(names.entity_of(each.name)).replication for each in listed}
+    few = [topic for topic in listed if topic.replicas < needs[topic.name]]
     if few:
-        said = f"fewer than {wanted} replicas: {_some(topic.name for topic in few)}"
+        said = f"fewer replicas than configured: {_some(topic.name for topic in few)}"
         step = "move them with kafka-reassign-partitions.sh --execute"
         yield Finding("replication", "warn", said, advice=step)
     late = [topic for topic in listed if topic.in_sync < topic.min_insync]
     if late:
         said = f"too few replicas in sync to be written: {_some(topic.name for topic in late)}"
         yield Finding("replication", "fail", said, advice="start the brokers that are down")
-    needed = max(1, wanted - 1)
     for topic in listed:
+        needed = max(1, needs[topic.name] - 1)
         if topic.min_insync < needed:
             said = f"{topic.name}: min.insync.replicas is {topic.min_insync}, expected {needed}"
             step = _configs(config, "topics", topic.name, f"min.insync.replicas={needed}")
@@ -154,9 +156,13 @@ def replication(config: Config, facts: Iterable[TopicFacts], nodes: int) -> Iter
 def topic_settings(config: Config, differences: Iterable[TopicDifference]) -> Iterator[Finding]:
     """Topics whose settings differ from everstate.toml, each with the command that changes it."""
     for each in differences:
-        if each.setting == "partitions":
+        if each.is_raised:
+            yield Finding("topics", "warn", str(each), advice=f"everstate run: {each.then}")
+        elif each.setting == "partitions":
+            entity = TopicNames(config.log.prefix).entity_of(each.topic)
+            own = f"entities.{entity}." if entity in config.log.entities else ""
             step = (
-                f"set log.partitions to {each.found}; other numbers need a new log: "
+                f"set log.{own}partitions to {each.found}; other numbers need a new log: "
                 "everstate log begin --help"
             )
             yield Finding("topics", "warn", str(each), advice=step)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -25,18 +25,22 @@ from everstate.attention.conditions import (
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
 from everstate.log.dead_letters import recent_dead_letters
+from everstate.log.groups import GROUP, group_positions
 from everstate.log.lag import is_reachable
 from everstate.parts import RoleState, read_states
 from everstate.serving import Reader
 from everstate.serving.answers import ViewRow
+from everstate.serving.log_size import LogSize, log_size
 from everstate.serving.log_state import LogReader, TopicState, log_readers, topic_states
 from everstate.serving.overview import views
 from everstate.serving.words import duration_text
 from everstate.sources.cdc.status import CaptureStatus
+from everstate.views.control import ViewStatuses
 
 T = TypeVar("T")
 
 _CAPTURES_FRESH_S: Final = 15.0
+_SIZES_FRESH_S: Final = 300.0
 _HOUR_MS: Final = 3_600_000
 _UP: Final = "Nothing needs to be done here when it answers again."
 
@@ -53,10 +57,42 @@ class SeenProject:
     """Areas that were not seen: their conditions may hold or not."""
     views: Sequence[ViewRow] | None = None
     topics: Sequence[TopicState] | None = None
+    size: LogSize | None = None
+    """The last that was measured, every five minutes."""
     readers: Sequence[LogReader] | None = None
     waiting_s: float | None = None
     """Age of the oldest change of the store that is not in the log; 0: there is none."""
     captures: Sequence[CaptureStatus] = ()
+
+
+def all_readers(
+    config: Config,
+    app: App,
+    control: ViewStatuses,
+    topics: Iterable[TopicState],
+    size: LogSize,
+    groups: Iterable[str] | None = None,
+) -> list[LogReader]:
+    """Who reads the log and stores a position: :func:`log_readers`, clean, and consumer groups.
+
+    ``groups``: only these of the cluster. Raises Unavailable. Cost: a request for each group, and a
+    search in `.progress` for each capture.
+    """
+    # A topic with `retention.bytes` may keep a record for a shorter time than `retention.ms`.
+    keeps = {name: each.keeps_s for name, each in size.topics.items()}
+    known = [
+        each
+        if each.retention_bytes is None
+        else replace(each, retention_s=keeps.get(each.name, each.retention_s))
+        for each in topics
+    ]
+    stored = group_positions(config, {each.name for each in known}, groups)
+    for capture in app.captures.values():
+        # Imported here: an app without captures needs none of it.
+        from everstate.sources.cdc.balance import clean_positions
+
+        stored += clean_positions(config, capture)
+    return log_readers(config, control, known, app.entities, stored)
 
 
 class Looking:
@@ -65,6 +101,10 @@ class Looking:
     def __init__(self, config: Config, app: App, reader: Reader) -> None:
         self._config, self._app, self._reader = config, app, reader
         self._captures: tuple[float, list[CaptureStatus]] | None = None
+        self._size: LogSize | None = None
+        self._sized_s = 0.0
+        self._groups: set[str] | None = None
+        """Consumer groups that read a topic of the project, when the sizes were measured."""
 
     def look(self) -> SeenProject:
         """Look at every server, one after the other.
@@ -88,7 +128,7 @@ class Looking:
         seen.conditions += of_dead_letters(dead or (), limits.dead_letters_hours)
         if seen.views is not None and (topics := seen.topics) is not None:
             asked = self._asked("the archive", "readers", seen, lambda: self._lags(topics))
-            seen.readers = asked
+            seen.readers, seen.size = asked, self._size
         if seen.readers is None:
             seen.unknown.add("readers")
         seen.conditions += of_readers(seen.readers or (), limits)
@@ -139,8 +179,15 @@ class Looking:
         return recent_dead_letters(self._config, int(time.time() * 1000) - before_ms)
 
     def _lags(self, topics: Sequence[TopicState]) -> list[LogReader]:
+        if self._size is None or time.monotonic() - self._sized_s > _SIZES_FRESH_S:
+            self._size, self._sized_s = log_size(self._config, topics), time.monotonic()
+            self._groups = None
         control = self._reader.connection.standings(self._config.views.schema_name)
-        return log_readers(self._config, control, topics, self._app.entities)
+        found = all_readers(self._config, self._app, control, topics, self._size, self._groups)
+        if self._groups is None:
+            names = {each.reader for each in found if each.reader.startswith(GROUP)}
+            self._groups = {name.removeprefix(GROUP) for name in names}
+        return found
 
     def _waiting(self) -> float:
         # Imported here: an app without a store needs no outbox.

@@ -117,6 +117,9 @@ class AppSession(Session):
         ``needs`` as for :func:`everstate.local.connect`.
         """
         config, app = self.config, self.app(views=views)
+        for name in config.log.entities.keys() - app.entities.keys():
+            known = f"an entity type of the app: {', '.join(app.entities)}"
+            raise InvalidConfig("the name of a table in log.entities", name, known)
         if needs == READING and config.log.bootstrap_servers and config.store.dsn:
             return config, app
         # Imported here: with servers of your own a look-up needs no local stack: it takes 40 ms.

@@ -1,26 +1,102 @@
-"""`everstate log begin`: start a new log if the old one is lost or has other partitions."""
+"""`everstate log`: how large it is, and a new one if it is lost or has other partitions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from everstate.app import App
 from everstate.archive.commits import ArchiveLog
+from everstate.attention.conditions import of_readers
+from everstate.attention.looking import all_readers
 from everstate.cli.console import AppSession
-from everstate.cli.results import Result, ResultTable, Verbs
+from everstate.cli.results import Aside, Piece, Result, ResultTable, Verbs
+from everstate.cli.standing import note
 from everstate.config import Config
-from everstate.errors import LogError
+from everstate.errors import EverstateError, LogError
 from everstate.log.bound import Bound, changelogs
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
 from everstate.runtime.claim import claimed
+from everstate.serving import Reader
+from everstate.serving.log_size import LogSize, log_size
+from everstate.serving.log_state import LogReader, topic_states
+from everstate.serving.words import duration_text, size_text
 from everstate.sources.ways import truths_of, ways_in
 from everstate.views.control import opened_control
 
-log = Verbs(no_args_is_help=True, help="Begin a new log.")
+log = Verbs(no_args_is_help=True, help="Show how large the log is, and begin a new one.")
+
+
+@log.command("size")
+def size(session: AppSession) -> Result:
+    """Show how large the topics are, how fast they grow, and who is how far behind.
+
+    Rates are those of the last day, or of the time since a topic's oldest record. Bytes are those
+    of all replicas; a day of changes is also what one more day of retention costs. A reader that
+    stops now has lost changes after the time in the last column.
+    """
+    config, project = session.connected()
+    topics = topic_states(config)
+    found, readers, notes = log_size(config, topics), list[LogReader](), list[Aside]()
+    try:
+        with Reader(config, project) as reader:
+            control = reader.connection.standings(config.views.schema_name)
+            readers = all_readers(config, project, control, topics, found)
+    except EverstateError as error:
+        notes.append(note(f"who reads the log is not known: {error.message}"))
+    if found.unknown is not None:
+        notes.append(note(found.unknown.message))
+    readers.sort(key=lambda each: -(each.share or 0.0))
+    names = ("broker", "folder", "usable_bytes")
+    disks = [
+        {**{name: getattr(disk, name) for name in names}, "full_in_s": full_s}
+        for disk, full_s in found.disks
+    ]
+    lags = [{**asdict(each), "share": each.share, "holds_s": each.holds_s} for each in readers]
+    value = {"topics": list(found.topics.values()), "disks": disks, "readers": lags}
+    return Result(value, *_size_pieces(config, found, readers), notes=notes)
+
+
+def _size_pieces(config: Config, found: LogSize, readers: Sequence[LogReader]) -> Iterator[Piece]:
+    prefix = f"{config.log.prefix}."
+    topics = [
+        (
+            *(each.name.removeprefix(prefix), size_text(each.bytes), each.changes_per_s),
+            *(size_text(each.day_bytes), duration_text(each.holds_s)),
+            "for ever" if each.keeps_s is None else duration_text(each.keeps_s),
+        )
+        for each in found.topics.values()
+    ]
+    sizes = ("topic", "size", "changes/s", "a day", "oldest", "keeps")
+    yield ResultTable(sizes, topics, none="the log has no records of this project")
+    lags = [
+        (
+            *(each.reader, each.topic.removeprefix(prefix), each.lag_changes),
+            duration_text(each.lag_seconds) if each.lag_changes else None,
+            None if each.share is None else f"{each.share:.0%}",
+            "never" if each.holds_s is None else duration_text(each.holds_s),
+        )
+        for each in readers
+    ]
+    columns = ("reader", "topic", "unread", "oldest", "of keeps", "lost in")
+    yield ResultTable(columns, lags, none="no reader of the log is known")
+    for disk, full_s in found.disks:
+        full = "never full" if full_s is None else f"full in {duration_text(full_s)}"
+        said = f"{size_text(disk.usable_bytes)} free, {full} at this rate"
+        said = "the broker does not report what is free" if disk.usable_bytes < 0 else said
+        yield f"broker {disk.broker}, {disk.folder}: {said}"
+    for each in found.topics.values():
+        if each.partitions_needed > each.partitions:
+            needs = f"its busiest hour needs about {each.partitions_needed}"
+            yield f"{each.name}: {each.partitions} partitions, and {needs}"
+    for concern in of_readers(readers, config.alerts):
+        yield Text(f"{concern.text} {concern.advice}", "red")
 
 
 @log.command("begin")

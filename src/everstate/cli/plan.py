@@ -14,6 +14,8 @@ from everstate.changes.evolution import FieldChange
 from everstate.cli.console import READING, AppSession
 from everstate.cli.results import Aside, Piece, Result, ResultTable, show_pieces
 from everstate.config import Config
+from everstate.log.lag import is_reachable
+from everstate.log.topics import TopicDifference, Topics
 from everstate.views.changing import steps_of
 from everstate.views.control import LIVE, RETIRED, Control, ViewVersion, opened_control
 from everstate.views.models import check_models, model_changes
@@ -82,7 +84,7 @@ class Planned:
 
 
 def plan(session: AppSession) -> Result:
-    """Show how starting this app would change its views, and which changes that reads.
+    """Show how a start of this app would change views and topics, and what it would read.
 
     Exit code 2 when a model changed in a way that a running project cannot take.
     """
@@ -90,8 +92,16 @@ def plan(session: AppSession) -> Result:
     changes, found = planned(config, project)
     tell_refused(project)
     nothing = Aside("nothing to do: the kept views are those that the app declares")
-    told = plan_pieces(found) or [nothing]
-    return Result(asdict(found), *told, then=partial(check_models, changes))
+    told, topics = plan_pieces(found), list[TopicDifference]()
+    if is_reachable(config):
+        with Topics(config) as log:
+            topics = [*log.differences(project.entities, project.command_groups)]
+    rows = [(each.topic, each.setting, each.found, each.wanted, each.then) for each in topics]
+    if rows:
+        columns = ("topic", "setting", "now", "configured", "what happens")
+        told.append(ResultTable(columns, rows))
+    value = {**asdict(found), "topics": topics}
+    return Result(value, *(told or [nothing]), then=partial(check_models, changes))
 
 
 def plan_pieces(found: Planned) -> list[Piece]:

@@ -17,7 +17,7 @@ import everstate
 from everstate.changes.row_json import row_json
 from everstate.errors import EverstateError
 from everstate.serving import ABSENT
-from everstate.serving.words import duration_text, moment_text, value_text
+from everstate.serving.words import duration_text, moment_text, size_text, value_text
 from everstate.telemetry import safe_text
 
 ROOT: Final = "/console"
@@ -108,6 +108,7 @@ class Pages:
             whole=_whole,
             coded=_coded,
             seconds=duration_text,
+            size=size_text,
             number=_number,
         )
         self._templates.globals.update(

@@ -59,7 +59,7 @@ class WebConsole:
         self._dead = FreshValue(lambda: desk.work(partial(dead.reasons, config)))
         self._sources = FreshValue(lambda: desk.work(partial(servers.captures, config, app)))
         self._kept = FreshValue(lambda: self._read(no_masks, views.views_page))
-        self._topics = FreshValue(lambda: self._read(no_masks, servers.log_page))
+        self._topics = FreshValue(lambda: self._read(no_masks, servers.log_page, app))
         self._pages = Pages(app.name, has_login=not desk.callers.local)
         self._kinds = [(name, _SOURCES[app.source_of(name)]) for name in app.entities]
 

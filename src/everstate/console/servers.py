@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from everstate.app import App
+from everstate.attention.looking import all_readers
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import EverstateError, Unavailable
 from everstate.log.lag import is_reachable
 from everstate.serving import Reader
-from everstate.serving.log_state import LogReader, TopicState, log_readers, topic_states
+from everstate.serving.log_size import LogSize, log_size
+from everstate.serving.log_state import LogReader, TopicState, topic_states
 from everstate.sources.cdc.balance import Balance, read_balance
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.status import CaptureStatus
@@ -85,19 +87,21 @@ class LogPage:
     """Topics and readers of the log."""
 
     topics: tuple[TopicState, ...]
+    size: LogSize
     readers: tuple[LogReader, ...]
     unread: EverstateError | None
     """Why the readers are not known; ``None``: they are."""
 
 
-def log_page(reader: Reader) -> LogPage:
-    """Topics, and the archive and views that read them; raises Unavailable without a broker."""
+def log_page(reader: Reader, app: App) -> LogPage:
+    """Topics, and those who read them; raises Unavailable without a broker."""
     config = reader.config
     check_log_answers(config)
     topics = topic_states(config)
+    size = log_size(config, topics)
     try:
         control = reader.connection.standings(reader.schema)
-        readers = log_readers(config, control, topics, reader.project.entities)
+        readers = all_readers(config, app, control, topics, size)
     except EverstateError as error:
-        return LogPage(tuple(topics), (), error)
-    return LogPage(tuple(topics), tuple(readers), None)
+        return LogPage(tuple(topics), size, (), error)
+    return LogPage(tuple(topics), size, tuple(readers), None)

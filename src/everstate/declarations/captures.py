@@ -180,7 +180,8 @@ class Capture:
     `everstate cdc` makes."""
     transactions: bool = True
     """Changes wait for the END record of their source transaction and carry its block (id, index,
-    count). Only a connector made by `everstate cdc` has it; changes of others carry no block."""
+    count). Only a connector made by `everstate cdc` has it; changes of others carry no block. One
+    of MariaDB always writes END records, since a transaction without one may be prepared only."""
     transaction_wait_s: float = 300.0
     """Seconds after the last row of a transaction until its END record must have been read, while
     no other record is left to read; then its rows are published without a block, with a warning in

@@ -60,15 +60,15 @@ class Offsets(Closing):
 
         Offsets of markers and aborted records count; an open transaction holds it back.
         """
-        return self._offsets(topics, _SPEC.latest(), IsolationLevel.READ_COMMITTED)
+        return self._offsets(dict.fromkeys(topics, _SPEC.latest()), IsolationLevel.READ_COMMITTED)
 
     def high_watermarks(self, topics: Iterable[str]) -> Ends:
         """Ends including open transactions; one that stays above the stable end hangs (C5)."""
-        return self._offsets(topics, _SPEC.latest(), IsolationLevel.READ_UNCOMMITTED)
+        return self._offsets(dict.fromkeys(topics, _SPEC.latest()), IsolationLevel.READ_UNCOMMITTED)
 
     def beginnings(self, topics: Iterable[str]) -> Ends:
         """First offset that the log still has, of each (topic, partition)."""
-        return self._offsets(topics, _SPEC.earliest(), IsolationLevel.READ_COMMITTED)
+        return self._offsets(dict.fromkeys(topics, _SPEC.earliest()), IsolationLevel.READ_COMMITTED)
 
     def settled_ends(
         self, topics: Iterable[str], partition: int, alive: Callable[[], None]
@@ -102,17 +102,19 @@ class Offsets(Closing):
 
     def at_time(self, topics: Iterable[str], timestamp_ms: int) -> Ends:
         """First offset whose timestamp is not before ``timestamp_ms``; the stable end if none."""
-        listed = list(topics)
-        found = self._offsets(
-            listed, _SPEC.for_timestamp(timestamp_ms), IsolationLevel.READ_COMMITTED
-        )
-        ends = self.stable_ends(listed)
+        return self.at_times(dict.fromkeys(topics, timestamp_ms))
+
+    def at_times(self, times_ms: Mapping[str, int]) -> Ends:
+        """As :meth:`at_time`, with a time for each topic."""
+        specs = {topic: _SPEC.for_timestamp(at_ms) for topic, at_ms in times_ms.items()}
+        found = self._offsets(specs, IsolationLevel.READ_COMMITTED)
+        ends = self.stable_ends(times_ms)
         return {place: offset if offset >= 0 else ends[place] for place, offset in found.items()}
 
-    def _offsets(self, topics: Iterable[str], spec: Any, isolation: IsolationLevel) -> Ends:
+    def _offsets(self, specs: Mapping[str, Any], isolation: IsolationLevel) -> Ends:
         request = {
             TopicPartition(topic, partition): spec
-            for topic in topics
+            for topic, spec in specs.items()
             for partition in range(self._count(topic))
         }
         if not request:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -17,7 +17,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from everstate.closing import Closing
-from everstate.config import Config
+from everstate.config import Config, LogConfig
 from everstate.errors import LogError, LogIdentityChanged, TopicResized, Unavailable
 from everstate.log.client import (
     ADMIN_TIMEOUT_S,
@@ -93,6 +93,10 @@ class TopicNames:
         entity = topic.removeprefix(f"{self.prefix}.").removesuffix(".dead")
         return entity if topic == self.dead(entity) and "." not in entity else None
 
+    def entity_of(self, topic: str) -> str:
+        """Entity type of a topic; for a topic of no entity type, the name of none."""
+        return topic.removeprefix(f"{self.prefix}.").partition(".")[0]
+
     def raw(self, source: str, table: str) -> str:
         """Records that a capture wrote from one table, before cleaning."""
         return f"{self.raw_prefix(source)}.{table}"
@@ -140,28 +144,55 @@ class TopicDifference:
     setting: str
     wanted: str
     found: str
+    is_raised: bool = False
+    """The next start changes it: it lets the topic keep more, for an entity type of its own."""
 
     def __str__(self) -> str:
         return f"{self.topic}: {self.setting} is {self.found}, but {self.wanted} is configured"
+
+    @property
+    def then(self) -> str:
+        """What happens to it."""
+        if self.setting == "partitions":
+            return "refused: changes of a key must stay in one partition (`everstate log begin`)"
+        return "the next start raises it" if self.is_raised else "stays; see `everstate doctor`"
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     name: str
     partitions: int
+    replication: int
     config: Mapping[str, str]
+    has_own: bool = False
+    """Its retention is that of `[log.entities.NAME]`."""
 
 
-def _deleted(name: str, partitions: int, hours: float, bytes_max: int) -> _Wanted:
+def _deleted(name: str, log: LogConfig, hours: float, bytes_max: int) -> _Wanted:
     """A topic whose records are deleted after so many hours."""
     retention = {"cleanup.policy": "delete", "retention.ms": str(int(hours * _HOUR_MS))}
-    return _Wanted(name, partitions, {**retention, _SIZE: str(bytes_max)})
+    return _Wanted(name, log.partitions, log.replication, {**retention, _SIZE: str(bytes_max)})
 
 
-def _compacted(name: str, partitions: int, bytes_max: int, more: Mapping[str, str]) -> _Wanted:
+def _changelog(name: str, log: LogConfig, bytes_max: int, *, has_own: bool = False) -> _Wanted:
+    """A topic that keeps changes as long, and as many, as the configuration says."""
+    found = _deleted(name, log, log.changes_retention_hours, bytes_max)
+    limit = {"retention.bytes": "-1"} if has_own else {}
+    if log.changes_retention_bytes >= 0:
+        limit = {"retention.bytes": str(log.changes_retention_bytes // log.partitions)}
+    return replace(found, config={**found.config, **limit}, has_own=has_own)
+
+
+def _compacted(name: str, log: LogConfig, bytes_max: int, more: Mapping[str, str]) -> _Wanted:
     """A topic that keeps the newest record of each key; ``more``: other settings."""
-    compaction = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1"}
-    return _Wanted(name, partitions, {**compaction, **more, _SIZE: str(bytes_max)})
+    config = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", **more}
+    return _Wanted(name, log.partitions, log.replication, {**config, _SIZE: str(bytes_max)})
+
+
+def _keeps_more(setting: str, wanted: str, found: str) -> bool:
+    """Whether a topic keeps more with a setting of retention; -1 is no limit."""
+    is_limit = setting.startswith("retention.") and found not in ("", "-1")
+    return is_limit and (wanted == "-1" or int(wanted) > int(found))
 
 
 class Topics(Closing):
@@ -195,10 +226,14 @@ class Topics(Closing):
         ``processes`` are names of process managers: each has a topic for timers and one for the
         versions it has reacted to. See :meth:`ensure`.
         """
-        names = tuple(entity_names)
+        names, log = tuple(entity_names), self._config.log
         wanted = [*self._wanted(names, 1), *self._wanted_commands(names)]
+        # Each partition of an entity type that a process manager reads has one there.
+        most = max([log.partitions, *(log.of(each).partitions for each in log.entities)])
+        log = log.model_copy(update={"partitions": most})
         for each in processes:
-            wanted += [self._kept(self.names.timers(each)), self._kept(self.names.seen(each))]
+            kept = (self.names.timers(each), self.names.seen(each))
+            wanted += [self._kept(name, log) for name in kept]
         return self._ensure(wanted)
 
     def _ensure(self, topics: Iterable[_Wanted]) -> tuple[TopicDifference, ...]:
@@ -209,9 +244,11 @@ class Topics(Closing):
         for topic in present:
             self.raise_sizes([topic.name], int(topic.config[_SIZE]))
         differences = self._differences(present)
-        for difference in differences:
-            logger.warning("%s", difference)
-        return differences
+        for each in differences:
+            if each.is_raised:
+                self.set_config(each.topic, {each.setting: each.wanted})
+            logger.warning("%s%s", each, ": it is raised" if each.is_raised else "")
+        return tuple(each for each in differences if not each.is_raised)
 
     def differences(
         self, entity_names: Iterable[str], commands: Iterable[str] = ()
@@ -228,15 +265,15 @@ class Topics(Closing):
         """Create one topic with these settings; raises LogError when the name is taken."""
         if name in self.existing():
             raise LogError(f"topic {name} exists already.", advice="Choose another name.")
-        self._make([_Wanted(name, partitions, config)])
+        self._make([_Wanted(name, partitions, self._config.log.replication, config)])
 
     def ensure_raw(
         self, names: Iterable[str], *, partitions: int, settings: Mapping[str, str]
     ) -> list[str]:
         """Create the missing topics of a capture; returns their names. Idempotent."""
-        existing = self.existing()
+        existing, replication = self.existing(), self._config.log.replication
         missing = [
-            _Wanted(name, partitions, {"cleanup.policy": "delete", **settings})
+            _Wanted(name, partitions, replication, {"cleanup.policy": "delete", **settings})
             for name in names
             if name not in existing
         ]
@@ -245,9 +282,10 @@ class Topics(Closing):
 
     def ensure_beside(self, changelog: str, name: str) -> None:
         """Create a topic with the partitions of a changelog and its settings, if it is missing."""
-        hours, size = self._config.log.changes_retention_hours, changelog_bytes_max(self._config)
-        wanted = _deleted(name, self.partitions(changelog), hours, size)
-        self.ensure_raw([name], partitions=wanted.partitions, settings=wanted.config)
+        log = self._config.log.of(self.names.entity_of(changelog))
+        log = log.model_copy(update={"partitions": self.partitions(changelog)})
+        if name not in self.existing():
+            self._make([_changelog(name, log, changelog_bytes_max(self._config))])
 
     def raise_sizes(self, names: Iterable[str], bytes_max: int) -> None:
         """Raise the record size limit of existing topics to ``bytes_max``, where it is lower."""
@@ -346,7 +384,7 @@ class Topics(Closing):
         return self.configs([topic])[topic]
 
     def _wanted(self, entity_names: Iterable[str], generation: int) -> Iterable[_Wanted]:
-        log, names = self._config.log, self.names
+        base, names = self._config.log, self.names
         size, dead_size = changelog_bytes_max(self._config), dead_bytes_max(self._config)
         of_state = {
             # A reader that starts now sees each key's change for at least a minute.
@@ -357,36 +395,36 @@ class Topics(Closing):
         }
         for entity in entity_names:
             changes, state = names.changes(entity, generation), names.state(entity, generation)
-            yield _deleted(changes, log.partitions, log.changes_retention_hours, size)
-            yield _compacted(state, log.partitions, size, of_state)
-            dead = names.dead(entity)
-            yield _deleted(dead, log.partitions, log.dead_retention_hours, dead_size)
-        yield _deleted(names.dead_unknown, 1, log.dead_retention_hours, dead_size)
-        yield _compacted(names.progress, 1, size, {"segment.bytes": str(16 * 1_048_576)})
+            log, has_own = base.of(entity), entity in base.entities
+            yield _changelog(changes, log, size, has_own=has_own)
+            yield _compacted(state, log, size, of_state)
+            yield _deleted(names.dead(entity), log, log.dead_retention_hours, dead_size)
+        one = base.model_copy(update={"partitions": 1})
+        yield _deleted(names.dead_unknown, one, base.dead_retention_hours, dead_size)
+        yield _compacted(names.progress, one, size, {"segment.bytes": str(16 * 1_048_576)})
 
     def _wanted_commands(self, entity_names: Iterable[str]) -> Iterable[_Wanted]:
         hours, size = self._config.commands.retention_hours, changelog_bytes_max(self._config)
         for entity in entity_names:
+            log = self._config.log.of(entity)
             for name in (self.names.commands(entity), self.names.replies(entity)):
-                yield _deleted(name, self._config.log.partitions, hours, size)
-            yield self._kept(self.names.parked(entity))
+                yield _deleted(name, log, hours, size)
+            yield self._kept(self.names.parked(entity), log)
 
-    def _kept(self, name: str) -> _Wanted:
+    def _kept(self, name: str, log: LogConfig) -> _Wanted:
         """A compacted topic of waiting entries, each of which is removed by its tombstone."""
-        return _compacted(name, self._config.log.partitions, dead_bytes_max(self._config), {})
+        return _compacted(name, log, dead_bytes_max(self._config), {})
 
     def _make(self, topics: Sequence[_Wanted]) -> None:
         if not topics:
             return
-        replication = self._config.log.replication
-        fixed = {
-            "message.timestamp.type": "CreateTime",
-            "min.insync.replicas": str(max(1, replication - 1)),
-        }
-        requests = [
-            NewTopic(topic.name, topic.partitions, replication, config={**fixed, **topic.config})
-            for topic in topics
-        ]
+        requests = []
+        for topic in topics:
+            in_sync = {"min.insync.replicas": str(max(1, topic.replication - 1))}
+            config = {"message.timestamp.type": "CreateTime", **in_sync, **topic.config}
+            requests.append(
+                NewTopic(topic.name, topic.partitions, topic.replication, config=config)
+            )
         futures = self._admin.create_topics(requests, request_timeout=ADMIN_TIMEOUT_S)
         for name, future in futures.items():
             try:
@@ -433,7 +471,8 @@ class Topics(Closing):
                 value = found[topic.name].get(setting, "")
                 is_larger = setting == _SIZE and int(value) >= int(wanted)
                 if value != wanted and not is_larger:
-                    differences.append(TopicDifference(topic.name, setting, wanted, value))
+                    raised = topic.has_own and _keeps_more(setting, wanted, value)
+                    differences.append(TopicDifference(topic.name, setting, wanted, value, raised))
         return tuple(differences)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from everstate.config import Config
 from everstate.errors import LogError, MissingExtra
+from everstate.log.groups import GROUP
 from everstate.log.lag import Lag, LagRow, ReaderPosition
 from everstate.log.positions import Offsets
 from everstate.log.topics import TopicNames, Topics
@@ -36,6 +37,8 @@ class TopicState:
     retention_s: float | None
     """How long a record is kept; ``None``: for ever, or until a newer one has its key."""
     is_compacted: bool
+    retention_bytes: int | None = None
+    """Largest size of one partition; ``None``: there is no limit."""
 
     @property
     def offsets(self) -> int:
@@ -65,6 +68,11 @@ class LogReader:
         return max((row.lag_seconds for row in self.partitions), default=0.0)
 
     @property
+    def share(self) -> float | None:
+        """Its lag as a share of the retention; ``None``: the log keeps records for ever."""
+        return None if self.retention_s is None else self.lag_seconds / max(self.retention_s, 1.0)
+
+    @property
     def holds_s(self) -> float | None:
         """How long the log still holds what it has not read; ``None``: for ever."""
         return None if self.retention_s is None else max(0.0, self.retention_s - self.lag_seconds)
@@ -92,6 +100,7 @@ def topic_states(config: Config) -> list[TopicState]:
             ),
             retention_s(settings[name]),
             "compact" in settings[name].get("cleanup.policy", ""),
+            _limit(settings[name], "retention.bytes"),
         )
         for name in names
     ]
@@ -99,16 +108,24 @@ def topic_states(config: Config) -> list[TopicState]:
 
 def retention_s(settings: Mapping[str, str]) -> float | None:
     """How long a topic with these settings keeps a record; ``None``: there is no limit of time."""
-    if "delete" not in settings.get("cleanup.policy", ""):
-        return None
-    kept_ms = int(settings.get("retention.ms", "-1"))
-    return None if kept_ms < 0 else kept_ms / 1000
+    kept_ms = _limit(settings, "retention.ms")
+    return None if kept_ms is None else kept_ms / 1000
+
+
+def _limit(settings: Mapping[str, str], name: str) -> int | None:
+    """A limit after which a topic drops records; ``None``: it has none."""
+    limit = int(settings.get(name, "-1"))
+    return None if limit < 0 or "delete" not in settings.get("cleanup.policy", "") else limit
 
 
 def log_readers(
-    config: Config, control: ViewStatuses, topics: Iterable[TopicState], entities: Iterable[str]
+    config: Config,
+    control: ViewStatuses,
+    topics: Iterable[TopicState],
+    entities: Iterable[str],
+    stored: Iterable[ReaderPosition] = (),
 ) -> list[LogReader]:
-    """The archive and the views, by topic, each with its lag and the retention of the topic.
+    """The archive, the views and the readers of ``stored`` positions, each with its lag, by topic.
 
     Raises Unavailable. Cost: the archive's newest commit for each entity type, one request to the
     brokers for each topic, and a small fetch for each distinct position that lags.
@@ -116,7 +133,7 @@ def log_readers(
     known = {topic.name: topic for topic in topics}
     found = []
     with Lag(config) as measure:
-        for (reader, topic), positions in _positions(config, control, entities).items():
+        for (reader, topic), positions in _positions(config, control, entities, stored).items():
             if topic not in known:
                 continue  # a generation that was deleted
             try:
@@ -124,18 +141,25 @@ def log_readers(
             except LogError:
                 continue  # the topic was deleted meanwhile
             begins = {each.partition: each.begin for each in known[topic].partitions}
-            lost = sum(max(0, begins.get(row.partition, 0) - row.position) for row in rows)
+            # A group stores the offset after its last record, where there may be only a marker.
+            read = 1 if reader.startswith(GROUP) else 0
+            lost = sum(max(0, begins.get(row.partition, 0) - row.position - read) for row in rows)
             kept_s = known[topic].retention_s
             found.append(LogReader(reader, topic, tuple(rows), kept_s, lost))
     return sorted(found, key=lambda each: (each.topic, each.reader != ARCHIVE, each.reader))
 
 
 def _positions(
-    config: Config, control: ViewStatuses, entities: Iterable[str]
+    config: Config,
+    control: ViewStatuses,
+    entities: Iterable[str],
+    stored: Iterable[ReaderPosition],
 ) -> dict[tuple[str, str], list[ReaderPosition]]:
     """Positions by reader and topic."""
     names = TopicNames(config.log.prefix)
     found: dict[tuple[str, str], list[ReaderPosition]] = {}
+    for position in stored:
+        found.setdefault((position.reader, position.topic), []).append(position)
     for entity in entities:
         for generation, offsets in archive_position(config, entity).items():
             topic = names.changes(entity, generation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime, tzinfo
@@ -166,3 +167,12 @@ def duration_text(seconds: float | None) -> str:
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:,.1f} {name}"
     return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
+
+
+def size_text(size: float | None) -> str:
+    """A number of bytes in its largest unit: `512 B`, `4.2 MB`, `1,200.0 TB`."""
+    if size is None:
+        return _NONE
+    units = ("B", "kB", "MB", "GB", "TB")
+    at = min(len(units) - 1, int(math.log(max(size, 1), 1000)))
+    return f"{size / 1000**at:,.1f} {units[at]}" if at else f"{size:,.0f} B"

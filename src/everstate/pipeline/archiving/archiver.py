@@ -272,7 +272,7 @@ class Archiver(Worker):
         half = int(time.time() * 1000) - retention_ms // 2
         young = self._offsets.at_time([self._topic], half)
         if any(position.get(partition, 0) < offset for (_, partition), offset in young.items()):
-            configured = self._config.log.changes_retention_hours * 3_600_000
+            configured = self._config.log.of(self._entity).changes_retention_hours * 3_600_000
             longer = min(2 * retention_ms, int(_RETENTION_TIMES_MAX * configured))
             logger.warning(
                 "archive of %s lags more than half the retention of %s; its retention.ms is "

@@ -14,6 +14,7 @@ from everstate.changes.keys import EntityKey
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import LogError
+from everstate.log.lag import ReaderPosition
 from everstate.log.positions import Offsets
 from everstate.log.publisher import read_progress
 from everstate.log.topics import TopicNames
@@ -193,19 +194,33 @@ def read_balance(config: Config, capture: Capture) -> Balance:
 
     Reads Kafka only: neither Kafka Connect nor the database has to run. Raises Unavailable.
     """
-    try:
-        progress = read_progress(config, publisher_name(capture.name))
-    except LogError:
-        progress = None
-    if progress is None:
+    note = _note(config, capture)
+    if note is None:
         return Balance()
-    note = decode_note(progress.note)
     tables = tuple(
         TableBalance(table=table, **msgspec.structs.asdict(one), vanished=one.vanished)
         for table in sorted({*note.rows, *capture.tables})
         for one in (note.rows.get(table, RowCounts()),)
     )
     return Balance(tables, _unread(config, capture, note))
+
+
+def clean_positions(config: Config, capture: Capture) -> list[ReaderPosition]:
+    """How far a capture was cleaned, by raw partition; raises Unavailable."""
+    note, names = _note(config, capture), TopicNames(config.log.prefix)
+    found = []
+    for name, at in ({} if note is None else note.at).items():
+        topic = names.raw(capture.name, name) if name else names.raw_prefix(capture.name)
+        found += [ReaderPosition(f"clean {capture.name}", topic, *place) for place in at.items()]
+    return found
+
+
+def _note(config: Config, capture: Capture) -> CaptureNote | None:
+    """The position record of a capture; ``None``: it was never cleaned."""
+    with suppress(LogError):
+        progress = read_progress(config, publisher_name(capture.name))
+        return None if progress is None else decode_note(progress.note)
+    return None
 
 
 def _unread(config: Config, capture: Capture, note: CaptureNote) -> int | None:

@@ -217,8 +217,10 @@ class Capturing(CaptureConnector):
                     raise
                 return
             if renew and position and found.known.epoch >= epoch_of(settings):
-                look = partial(look_at, self.capture, database, position)
-                watch_tables(self._config, self.capture, self.entities, database, found, look)
+                passed = found.known.passed
+                look = partial(look_at, self.capture, database, position, passed=passed)
+                seen = self._columns.changed
+                watch_tables(self._config, self.capture, self.entities, database, found, seen, look)
 
     def _checked(
         self, database: CapturedDatabase, position: Mapping[str, Any], settings: Mapping[str, str]
@@ -520,7 +522,7 @@ class Capturing(CaptureConnector):
         if found == settings:
             return [*steps, SetupStep(what, "there")]
         if is_new:
-            mark = new_mark(database) if after is not None or not position else None
+            mark = new_mark(database).mark if after is not None or not position else None
             # Tables of one that resumes are compared with what they were when they were read.
             read = fingerprints(self.capture, self.entities, None if mark is None else database)
             write_source(self._config, self.names, identity, epoch, mark, *read, may_delete)

@@ -276,15 +276,15 @@ class Cleaning:
         assert counting is not None
         ends = {0: end}
         rows, before = _unstopped(Rows.of(columns), ends), counting.count
-        complete_count = counting.add(rows, ends[0])
+        ended = counting.add(rows, ends[0])
         if counting.count != before:
             self._news_s = self._clock()
-        if complete_count is not None:
-            self._release_open(*complete_count)
+        if ended is not None:
+            self._release_open(ended.count, ended.notes, ended.fate)
 
-    def _release_open(self, count: int | None, notes: Mapping[str, str]) -> None:
+    def _release_open(self, count: int | None, notes: Mapping[str, str], fate: str = "") -> None:
         assert self._stream is not None
-        self._released = self._stream.release(count, notes)
+        self._released = self._stream.release(count, notes, fate)
         self.counting = None
 
     def step(self, *, has_read_all: bool = True) -> CleanedBatch | None:

@@ -83,6 +83,8 @@ _NAMES: Final = SCHEMA.names
 _SLICE_BYTES_MAX: Final = 32 * 1_048_576
 """Bytes of states in one slice; a larger slice is cut, and the next step reads the rest."""
 
+PREPARED: Final = "waits for XA COMMIT"
+"""Fate of a transaction that may be prepared only: its rows are held until it has ended."""
 USER: Final = "user"
 """In :attr:`Rows.who`: the database's user that wrote the row."""
 _encode = msgspec.json.Encoder().encode
@@ -96,13 +98,17 @@ decode_source = unpacker(SourceIdentity)
 class Block:
     """The facts of a source transaction that its rows need; all its rows share one object."""
 
-    __slots__ = ("count", "id", "notes")
+    __slots__ = ("count", "fate", "id", "notes")
 
-    def __init__(self, name: str, notes: Mapping[str, str], count: int | None) -> None:
+    def __init__(
+        self, name: str, notes: Mapping[str, str], count: int | None, fate: str = ""
+    ) -> None:
         self.id, self.notes = name, notes
         """Its id, and provenance of all its rows."""
         self.count = count
         """How many rows it has; ``None``: unknown, so that its changes carry no block."""
+        self.fate = fate
+        """:data:`PREPARED`, or why its rows are skipped; "": they are published."""
 
 
 @dataclass

@@ -27,6 +27,8 @@ TRUNCATED: Final = "truncated: a delete of each known entity replaces it"
 ABSENT: Final = "its row is gone: a first snapshot that was taken again did not have it"
 OVERTAKEN: Final = "of a row whose key another row has got in the same transaction"
 PRIOR_UNKNOWN: Final = "the state before is unknown"
+ROLLED_BACK: Final = "of an XA transaction that was rolled back"
+NEW_EPOCH: Final = "of an XA transaction that had not ended when a new epoch began"
 WAITS_PARENT: Final = "waits for its parent"
 WAITS_CODE: Final = "waits for the name of a code"
 
@@ -134,7 +136,8 @@ def was_read(position: Mapping[str, list[int | str]], known: Known) -> bool:
 
 def is_settling(row: CleanRow) -> bool:
     """Whether a row determines the state of its entity without the state before."""
-    return row.op == "d" or row.state is not None or row.covers or row.before is not None
+    known = row.state is not None or row.covers or row.before is not None
+    return (row.op == "d" or known) and row.skipped is None
 
 
 def has_settled(row: CleanRow, outcome: Completion) -> bool:

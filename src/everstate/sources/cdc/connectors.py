@@ -148,7 +148,7 @@ def connector_settings(
         "database.password": password,
         _TABLES: ",".join(map(re.escape, capture.captured_tables)),
         "snapshot.mode": "initial" if snapshot else "no_data",
-        "provide.transaction.metadata": "true" if capture.transactions else "false",
+        **_transactions(capture),
         # The record of a delete is enough; no tombstone after it is needed.
         "tombstones.on.delete": "false",
         "skipped.operations": "none",
@@ -193,6 +193,12 @@ def without_tables(
 def left_out_tables(settings: Mapping[str, str] | None) -> dict[str, str]:
     """The tables that a connector with these settings does not read → why."""
     return dict(json.loads((settings or {}).get(_LEFT_OUT, "{}")))
+
+
+def _transactions(capture: Capture) -> dict[str, str]:
+    """Of MariaDB always: a transaction without an END record may be prepared only."""
+    wanted = capture.transactions or capture.kind == "mariadb"
+    return {"provide.transaction.metadata": "true" if wanted else "false"}
 
 
 def _session(capture: Capture) -> dict[str, str]:
@@ -345,7 +351,8 @@ def _pattern(names: CaptureNames, table: str) -> str:
 
 def is_current(settings: Mapping[str, str], capture: Capture) -> bool:
     """Whether a connector has what the clean role needs; one of an earlier version may lack it."""
-    return _session(capture).items() <= settings.items()
+    needed = _session(capture) | (_transactions(capture) if capture.kind == "mariadb" else {})
+    return needed.items() <= settings.items()
 
 
 def _routing(outbox: Outbox, names: CaptureNames) -> dict[str, str]:

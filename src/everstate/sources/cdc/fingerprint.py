@@ -13,7 +13,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from everstate.changes import EntityType
 from everstate.config import Config
@@ -34,6 +34,8 @@ from everstate.sources.cdc.stream import StreamStanding
 logger = logging.getLogger("everstate.sources.cdc")
 
 Entities = Mapping[str, EntityType]
+SeenChanges = dict[str, tuple[Fingerprint, Any]]
+"""Changed table → what it was at its first look, and where the log ended then (`log_place`)."""
 CHANGED: Final = "changed"
 """Rows may be new or have other values, and none is gone."""
 
@@ -146,28 +148,55 @@ def watch_tables(
     entities: Entities,
     database: CapturedDatabase,
     found: CheckedSource,
+    before: SeenChanges,
     look: Callable[[Mark], Mark] = lambda mark: mark,
 ) -> None:
     """Write the next mark into a database, and have tables read again whose rows changed unseen.
 
     They are compared when cleaning has come to the last look, whose fingerprints it then knows.
-    ``look``: adds to the mark what the connector does not see.
+    ``look``: adds to the mark what the connector does not see. ``before``: see :func:`due`.
     """
     known, last = found.known, mark_of(database.read_mark())
     names = names_of(config.log.prefix, capture)
     mark = renew_mark(database, known.mark, look)
     if mark is None:
         return
+    write = partial(write_source, config, names, found.identity, known.epoch, mark.mark)
     if last is None or last.mark != known.mark:
-        write_source(config, names, found.identity, known.epoch, mark)
+        write(look=mark.look)
         return
-    now, seen, changed, gone = _look(capture, entities, database, known)
+    now, seen, listed, gone = _look(capture, entities, database, known)
+    changed = due({table: now[table] for table in listed}, database, last.looked_at, before)
     if changed:
         asked = signal_snapshot(database, changed)
         logger.warning(
             "capture %s: %s may have changed without row events, and is read again (signal %s)",
             *(capture.name, ", ".join(changed), asked),
         )
-    # A table that lost rows is compared with the look before until a new epoch.
-    new = {t: one for t, one in now.items() if t not in gone and known.tables.get(t) != one}
-    write_source(config, names, found.identity, known.epoch, mark, new, 0 if gone else seen)
+    # A table that lost rows is compared with the look before until a new epoch, and one that is not
+    # read again yet until it is.
+    later = {*gone, *listed} - set(changed)
+    new = {t: one for t, one in now.items() if t not in later and known.tables.get(t) != one}
+    write(new, 0 if later else seen, look=mark.look)
+
+
+def due(
+    changed: Mapping[str, Fingerprint],
+    database: CapturedDatabase,
+    looked_at: str | None,
+    before: SeenChanges,
+) -> list[str]:
+    """The changed tables that can be read again now; ``before`` keeps where each change was seen.
+
+    Rows of an XA transaction that ended before the change may still be held; then those of the
+    snapshot might be taken for the state before it (decision 88). ``looked_at``: the end of the
+    last look at the log that cleaning knows; ``None``: no row is held until a look.
+    """
+    if looked_at is None:
+        return list(changed)
+    for table, one in changed.items():
+        if table not in before or before[table][0] != one:
+            before[table] = one, database.log_place()
+    file, _, position = looked_at.rpartition(":")
+    offset = {"file": file, "pos": position}
+    return [table for table in changed if database.has_passed(offset, before[table][1])]

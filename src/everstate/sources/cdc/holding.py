@@ -21,16 +21,22 @@ from everstate.declarations.captures import Capture
 from everstate.log.consumer import Consumer
 from everstate.log.state_copy import StateCopy
 from everstate.log.topics import TopicNames
+from everstate.sources.cdc.columns import PREPARED
 from everstate.sources.cdc.completion import (
+    NEW_EPOCH,
     PRIOR_UNKNOWN,
+    ROLLED_BACK,
+    SUPERSEDED,
     WAITS_CODE,
     WAITS_PARENT,
     Known,
     Lookup,
+    is_settling,
     was_read,
 )
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.packing import packed, unpacker
+from everstate.sources.cdc.reading import BinlogLook, SourceIdentity
 from everstate.sources.cdc.rows import SNAPSHOT, behind, is_after
 from everstate.sources.cdc.states import known_row, state_name
 
@@ -111,6 +117,26 @@ class HeldEntity(msgspec.Struct, rename="camel"):
         """Whether rows of it wait for a parent or the name of a code, and for nothing else."""
         return bool(self.rows) and self.reason in (WAITS_PARENT, WAITS_CODE)
 
+    def end_prepared(self, look: BinlogLook | None) -> bool:
+        """Decide on rows of prepared transactions; out: whether there are any that have ended.
+
+        ``look``: ``None``: a new epoch begins, whose snapshot has what was committed before it.
+        """
+        has_ended, before = False, list[bytes | None]()
+        for row in self.rows:
+            if row.prepared is not None:
+                is_committed = None if look is None else look.is_committed(row.prepared)
+                if look is None or is_committed is not None:
+                    row.skipped = NEW_EPOCH if look is None else None
+                    if is_committed is False:
+                        row.skipped = ROLLED_BACK
+                    row.prepared, has_ended = None, True
+                    before += [row.before] if is_settling(row) else []
+            elif row.op == "r" and not row.position and row.state in before:
+                # A snapshot of its key that was taken before the transaction was committed.
+                row.skipped = SUPERSEDED
+        return has_ended
+
     def encode(self) -> bytes:
         """The record's value: fields as above, each row packed, and the time as text."""
         fields = msgspec.to_builtins(structs.replace(self, rows=[]))
@@ -125,6 +151,31 @@ class HeldEntity(msgspec.Struct, rename="camel"):
         rows = [_decode_row(base64.b64decode(row)) for row in fields.pop("rows")]
         fields["sinceS"] = datetime.fromisoformat(fields.pop("since")).timestamp()
         return structs.replace(msgspec.convert(fields, cls), rows=rows)
+
+
+def end_prepared(
+    held: Mapping[EntityKey, HeldEntity], source: SourceIdentity, epoch: int
+) -> list[EntityKey]:
+    """The entities with rows of prepared transactions of which a record says that they ended.
+
+    They come in the order of their rows in the raw log. ``epoch``: the one before the record.
+    """
+    look = None if source.epoch > epoch else source.look
+    if look is None and source.epoch <= epoch:
+        return []
+    ended = [entity for entity, one in held.items() if one.end_prepared(look)]
+    return sorted(ended, key=lambda entity: held[entity].rows[0].at or ("", 0, 0))
+
+
+def limited(held: Mapping[EntityKey, HeldEntity]) -> int:
+    """Number of held rows, to be compared with ``held_max``.
+
+    Ten rows that wait for XA COMMIT count as one: they wait for seconds, however many they are.
+    """
+    rows = Counter[bool]()
+    for one in held.values():
+        rows[one.reason == PREPARED] += len(one.rows)
+    return rows[False] + rows[True] // 10
 
 
 def waits_for_itself(held: Mapping[EntityKey, HeldEntity], entity: EntityKey) -> bool:

@@ -86,6 +86,10 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
     """Its place in the stream that its connector writes (``shapes/places``)."""
     was: bytes | None = None
     """The row before as the source gave it, as JSON, where ``before`` is not trusted."""
+    prepared: str | None = None
+    """GTID of its transaction, while that may be a prepared one which has not ended."""
+    skipped: str | None = None
+    """Why it changes nothing, once its transaction has ended."""
 
     @property
     def is_plain(self) -> bool:

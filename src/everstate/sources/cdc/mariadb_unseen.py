@@ -1,9 +1,9 @@
-"""Finds in MariaDB's binlog what its connector does not see, or sees although it did not happen.
+"""Finds in MariaDB's binlog what its connector does not see: writes, and how XA transactions end.
 
 A session may write in the format STATEMENT, whatever the server's global setting is: Debezium skips
-such a statement. And Debezium sends the rows of an XA transaction when it is prepared, so that they
-are in the raw log if it is rolled back afterwards. Both are found here. The mark that everstate
-writes into the database (``replaced``) has them, and `cdc status` shows them until a new epoch.
+such a statement. The mark that everstate writes into the database (``replaced``) has it, and `cdc
+status` shows it until a new epoch. And Debezium sends the rows of an XA transaction when it is
+prepared. Cleaning holds them until the records with the mark say how the transaction ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ from everstate.sources.cdc.status import reads_anew
 
 _LOOKED_MAX: Final = 100_000
 """Events of one look, which take two seconds; the next look goes on behind them."""
+_AHEAD: Final = 2_000
+"""Events of transactions that cleaning has not read, among which a look seeks one that it has."""
 _REPORTED_MAX: Final = 100
 """Most tables that a mark names: its column has 64 KB, and a new epoch reads all tables."""
-_USE: Final = re.compile(r"(?:use `((?:[^`]|``)*)`; )?", re.IGNORECASE)
+_USE: Final = re.compile(r"(?:use `((?:[^`]|``)*)`; )?(?:set [\w=, ]+; )?", re.IGNORECASE)
+"""What SHOW BINLOG EVENTS puts before a statement: its database, and settings of its session."""
+_GTID: Final = re.compile(r"GTID ((\d+)-\d+-(\d+))")
+_BEGUN: Final = re.compile(r"(?:BEGIN|XA START .*) GTID (\d+)-\d+-(\d+)")
+"""The GTID of a transaction with rows; one of a statement, or of XA COMMIT, is alone."""
 _XA: Final = re.compile(rf"{_USE.pattern}XA (START|COMMIT|ROLLBACK) (X'\w*',X'\w*',\d+)")
 _NAME: Final = re.compile(r"""(`[^`]*`|"[^"]*"|[\w$]+)(?:\s*\.\s*(`[^`]*`|"[^"]*"|[\w$]+))?""")
 _WRITES: Final = re.compile(
@@ -35,12 +41,6 @@ _WRITES: Final = re.compile(
 )
 """Groups: what a statement names before its values and conditions."""
 _STATEMENT: Final = "a session wrote in the format STATEMENT ({}), and its rows are not in the log"
-_UNDONE: Final = "an XA transaction that was prepared was rolled back ({}), and "
-_IN_LOG: Final = f"{_UNDONE}its rows are in the log"
-_PUBLISHED: Final = (
-    f"{_UNDONE}what it emitted is published: insert a row with the next version that takes each of "
-    "its changes back; then"
-)
 _EARLIER: Final = (
     "an XA transaction was committed ({}) that was prepared before the rows were read, and may "
     "have rows that are not in the log"
@@ -52,49 +52,79 @@ _GONE: Final = (
 
 
 def look_at(
-    capture: Capture, database: CapturedDatabase, offset: Mapping[str, Any], mark: Mark
+    capture: Capture,
+    database: CapturedDatabase,
+    offset: Mapping[str, Any],
+    mark: Mark,
+    passed: Mapping[str, int] | None = None,
 ) -> Mark:
     """Look at the events of the binlog since the last look; out: the mark with what was found.
 
     ``offset``: the connector's position, from which a mark of an earlier version is looked at.
+    ``passed``: what cleaning has read whole (``StreamStanding``); ``None``: everything.
     """
     place = mark.looked_at
     if place is None and "file" in offset and not offset.get("snapshot"):
         place = f"{offset['file']}:{offset.get('pos', 4)}"
     if place is None or not isinstance(database, MariaDatabase):
         return mark
-    return judged(capture, mark, place, database.events(place))
+    return judged(capture, mark, place, _passed(database.events(place), passed))
+
+
+def _passed(
+    events: Iterable[BinlogEvent], passed: Mapping[str, int] | None
+) -> Sequence[BinlogEvent]:
+    """The events before the first transaction that cleaning has not read whole.
+
+    So the rows of each transaction that is looked at are held already, and what was written before
+    it ended is read. A transaction of which the connector wrote no BEGIN is followed by others.
+    """
+    found, end = list[BinlogEvent](), None
+    for event in events:
+        begun = _BEGUN.match(event.info) if event.kind == "Gtid" else None
+        if begun is not None and passed is not None:
+            if int(begun[2]) <= passed.get(begun[1], -1):
+                end = None
+            elif end is None:
+                end = len(found)
+        is_enough = event.kind == "Gtid" and len(found) >= _LOOKED_MAX
+        if is_enough or (end is not None and len(found) - end > _AHEAD):
+            break
+        found.append(event)
+    return found[:end]
 
 
 def judged(capture: Capture, mark: Mark, place: str, events: Iterable[BinlogEvent]) -> Mark:
     """The mark after the events behind ``place``, which is the beginning of a transaction."""
-    tables, prepared, unseen = capture.captured_tables, dict(mark.prepared), dict(mark.unseen)
-    current: list[str] = []
-    for number, event in enumerate(events):
+    tables, xa_open, unseen = capture.captured_tables, dict(mark.xa), dict(mark.unseen)
+    looked, rolled_back, xid, gtid = dict(mark.looked), list[str](), "", ""
+    for event in events:
         xa, reason, found = _XA.match(event.info), _STATEMENT, list[str]()
         if event.kind == "Gtid":
-            if number >= _LOOKED_MAX:
-                break
-            current = []
-            if xa is not None:
-                prepared[xa[3]] = current
+            xid, gtid = "" if xa is None else xa[3], ""
+            if (begun := _GTID.search(event.info)) is not None:
+                gtid, looked[begun[2]] = begun[1], int(begun[3])
+            if xid:
+                xa_open[xid] = ""
         elif event.kind == "Table_map":
-            mapped = event.info.partition("(")[2].removesuffix(")")
-            current += [mapped] if mapped in tables and mapped not in current else []
+            if xid and event.info.partition("(")[2].removesuffix(")") in tables:
+                xa_open[xid] = gtid
         elif event.kind == REMOVED:
             found, reason = ["all tables"], _GONE
         elif event.kind in ("Query", "Execute_load_query") and xa is None:
             found = written_tables(event.info, tables)
         elif xa is not None and xa[2] != "START":
-            known = prepared.pop(xa[3], None)
+            known = xa_open.pop(xa[3], None)
             if known is None and xa[2] == "COMMIT":
                 found, reason = ["all tables"], _EARLIER
-            elif known is not None and xa[2] == "ROLLBACK":
-                found, reason = known, _IN_LOG if capture.outbox is None else _PUBLISHED
+            elif known and xa[2] == "ROLLBACK":
+                rolled_back.append(known)
         for table in found[: max(0, _REPORTED_MAX - len(unseen))]:
             unseen.setdefault(table, f"{reason.format(event.place)}; {reads_anew(capture.name)}")
         place = event.end
-    return replace(mark, looked_at=place, prepared=prepared, unseen=unseen)
+    return replace(
+        mark, looked_at=place, xa=xa_open, rolled_back=rolled_back, looked=looked, unseen=unseen
+    )
 
 
 def written_tables(statement: str, tables: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from everstate.sources.cdc.fingerprint import SeenChanges
 from everstate.sources.cdc.mariadb import MariaDatabase
 from everstate.sources.cdc.shapes.debezium import KnownColumn, decode_schema_change, table_in
 
@@ -42,6 +43,8 @@ class ColumnCheck:
     def __init__(self) -> None:
         self._equal: dict[str, float] = {}
         """Table → time of its last statement, of those whose columns were found equal since."""
+        self.changed: SeenChanges = {}
+        """Of :func:`fingerprint.watch_tables`."""
 
     def misread(
         self,

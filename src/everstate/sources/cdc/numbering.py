@@ -21,6 +21,7 @@ from everstate.sources.cdc.absent import AbsentRows
 from everstate.sources.cdc.balance import PUBLISHED, Cut, NumberedBatch
 from everstate.sources.cdc.columns import (
     OTHER,
+    PREPARED,
     REFUSED,
     SOURCE,
     USER,
@@ -56,13 +57,18 @@ from everstate.sources.cdc.composing import (
     origin_of,
 )
 from everstate.sources.cdc.gone import bounded, lacking, truncated
-from everstate.sources.cdc.holding import Doubts, HeldEntity, waits_for_itself
+from everstate.sources.cdc.holding import (
+    Doubts,
+    HeldEntity,
+    end_prepared,
+    limited,
+    waits_for_itself,
+)
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.rows import Unreadable, behind
 from everstate.sources.cdc.states import States, encoded_position
-from everstate.sources.cdc.stream import SEEN
 
 RawPartitions = Sequence[tuple[str, int]]
 """Topic and partition of each part of the raw log."""
@@ -125,16 +131,14 @@ class Numbering:
         """
         batch, self._now_s, self._states = NumberedBatch(), now_s, states
         self._load(rows)
-        for at, what in enumerate(rows.what):
-            if what == WHOLE:
-                if rows.block[at] is SEEN:
-                    self._seen(batch, rows.table[at])
-                elif not self._quick(batch, rows, at, parts):
+        for at, (what, block) in enumerate(zip(rows.what, rows.block, strict=True)):
+            fate = "" if block is None else block.fate
+            if what <= OTHER and fate and fate != PREPARED:
+                batch.skip(self._names[rows.table[at]], fate)
+            elif what == WHOLE:
+                if fate or not self._quick(batch, rows, at, parts):
                     self._take(batch, self._clean(rows, at), _place(rows, at, parts))
             elif what == OTHER:
-                if rows.block[at] is SEEN:
-                    self._seen(batch, rows.table[at])
-                    continue
                 row, place = self._clean(rows, at), _place(rows, at, parts)
                 if row.op != "t":
                     self._take(batch, row, place)
@@ -145,6 +149,8 @@ class Numbering:
                 self._refuse(batch, rows, at, parts)
             elif what == SOURCE:
                 source = decode_source(rows.rest[at] or b"")
+                for entity in end_prepared(self._held, source, self.epoch):
+                    self._release(batch, entity)
                 self.epoch = max(self.epoch, source.epoch)
         done = islice(zip(rows.table, rows.what, strict=True), len(rows) - batch.left)
         for table, count in Counter(number for number, what in done if what <= REFUSED).items():
@@ -239,6 +245,7 @@ class Numbering:
             row = self._of_columns(rows, at)
         if block is not None:
             row.index, row.count = rows.index[at], block.count
+            row.prepared = block.id if block.fate == PREPARED else None
             if block.notes:
                 row.provenance = {**row.provenance, **block.notes}
         return row
@@ -265,9 +272,6 @@ class Numbering:
             place=rows.place[at],
             was=rows.was[at],
         )
-
-    def _seen(self, batch: NumberedBatch, table: int) -> None:
-        batch.skip(self._names[table], READ_BEFORE)
 
     def _entity(self, table: str) -> str:
         return self._capture.tables[table].entity
@@ -306,12 +310,18 @@ class Numbering:
         is_overdue: bool,
     ) -> Completed | Skipped | HeldBack | None:
         """Complete one row and apply its changes; ``None``: it was refused."""
+        if row.prepared is not None:
+            return HeldBack(PREPARED)
         entity = self._entity(row.table)
         known, mapping = self._states.get(entity, row.key), self._reader.mapping(row.table)
         if row.moved_from is not None:  # What it lacks is taken from the state under that key.
             is_unsure = not self._doubts.is_clear(entity, row.moved_from)
         try:
-            found = self._overlaps.resolve((entity, row.key), row, known, mapping)
+            found = (
+                Skipped(row.skipped)
+                if row.skipped
+                else self._overlaps.resolve((entity, row.key), row, known, mapping)
+            )
             outcome: Completion
             if isinstance(found, Skipped):
                 outcome = found
@@ -460,6 +470,8 @@ class Numbering:
         the skipped rows: if a connector writes these again, they are recognised as older.
         """
         for index, row in enumerate(held.rows[1:], 1):
+            if row.prepared is not None:
+                return False
             if is_settling(row):
                 if not row.position:
                     row.position = behind([one.position for one in held.rows[:index]])
@@ -477,8 +489,9 @@ class Numbering:
 
     def _refuse(self, batch: NumberedBatch, rows: Rows, at: int, parts: RawPartitions) -> None:
         row, key, value = decode_refusal(rows.rest[at] or b"")
-        if rows.block[at] is SEEN:
-            batch.skip(row.table, READ_BEFORE)
+        block = rows.block[at]
+        if block is not None and block.fate not in ("", PREPARED):
+            batch.skip(row.table, block.fate)
             return
         table = self._capture.tables.get(row.table)
         entity = None if table is None else table.entity
@@ -543,15 +556,15 @@ class Numbering:
 
     def _make_room(self, batch: NumberedBatch) -> None:
         """While too many rows are held, release the oldest that wait for other entities only."""
-        while (waiting := sum(len(one.rows) for one in self._held.values())) > self._held_max:
+        while (waiting := limited(self._held)) > self._held_max:
             can_go = [entity for entity, one in self._held.items() if one.waits_for_other]
             if not can_go:
                 raise HeldOverflow(
                     f"capture {self._capture.name}",
                     waiting,
                     self._held_max,
-                    why="because the state before is unknown",
-                    advice="Raise the limit; then a snapshot of their keys lets them go on "
+                    why="because the state before is unknown, or for the end of XA transactions",
+                    advice="Raise the limit; then a snapshot of their keys lets the former go on "
                     f"(`everstate cdc held {self._capture.name}` shows them).",
                 )
             for entity in can_go[: waiting - self._held_max]:

@@ -20,10 +20,19 @@ from everstate.errors import HeldOverflow, InvalidChange
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.balance import PUBLISHED, Cut, NumberedBatch
-from everstate.sources.cdc.columns import OTHER, REFUSED, Rows, decode_refusal, decode_row
+from everstate.sources.cdc.columns import (
+    OTHER,
+    PREPARED,
+    REFUSED,
+    SOURCE,
+    Rows,
+    decode_refusal,
+    decode_row,
+    decode_source,
+)
 from everstate.sources.cdc.completion import READ_BEFORE, Known
 from everstate.sources.cdc.composing import RawPlace
-from everstate.sources.cdc.holding import HeldEntity
+from everstate.sources.cdc.holding import HeldEntity, end_prepared, limited
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.outbox_reading import (
     FACT,
@@ -32,6 +41,7 @@ from everstate.sources.cdc.outbox_reading import (
     routed,
     under_another_key,
 )
+from everstate.sources.cdc.reading import SourceIdentity
 from everstate.sources.cdc.states import States, encoded_position
 
 logger = logging.getLogger("everstate.sources.cdc")
@@ -90,9 +100,11 @@ class OutboxNumbering:
         held: dict[EntityKey, HeldEntity],
         *,
         held_max: int = 10_000,
+        epoch: int = 1,
         **options: object,
     ) -> None:
         """``options``: those of `Numbering`; versions, not positions, decide what is new."""
+        self._epoch = epoch
         del options
         self._capture, self._entities, self._records = capture, entities, records
         self._held, self._held_max = held, held_max
@@ -118,22 +130,33 @@ class OutboxNumbering:
         batch, self._states = NumberedBatch(), states
         self._load(rows)
         for at, what in enumerate(rows.what):
+            block = rows.block[at] if rows.block else None
             place = RawPlace(*parts[rows.part[at]], rows.offset[at])
             if what == OTHER:
-                self._take(batch, decode_row(rows.rest[at] or b""), place, now_s)
+                row = decode_row(rows.rest[at] or b"")
+                if block is not None and block.fate == PREPARED:
+                    self._hold_prepared(batch, row, place, block.id, now_s)
+                elif block is not None and block.fate:
+                    batch.skip(row.table, block.fate)
+                else:
+                    self._take(batch, row, place, now_s)
+            elif what == SOURCE:
+                source = decode_source(rows.rest[at] or b"")
+                self._end_prepared(batch, source, now_s)
+                self._epoch = max(self._epoch, source.epoch)
             elif what == REFUSED:
-                row, key, value = decode_refusal(rows.rest[at] or b"")
-                is_known = row.table in self._capture.tables
-                entity = self._entity(row.table) if is_known else None
-                table = row.table if is_known else ""
-                batch.refuse(table, entity, row.reason, place, (key, value))
+                bad, key, value = decode_refusal(rows.rest[at] or b"")
+                is_known = bad.table in self._capture.tables
+                entity = self._entity(bad.table) if is_known else None
+                table = bad.table if is_known else ""
+                batch.refuse(table, entity, bad.reason, place, (key, value))
         read = Counter(
             number for number, what in zip(rows.table, rows.what, strict=True) if what <= REFUSED
         )
         for number, count in read.items():
             batch.read[self._names[number] if number >= 0 else ""] += count
         self._tell(batch)
-        waiting = sum(len(one.rows) for one in self._held.values())
+        waiting = limited(self._held)
         if waiting > self._held_max:
             raise HeldOverflow(
                 f"capture {self._capture.name}",
@@ -247,6 +270,30 @@ class OutboxNumbering:
         insort(held.rows, row, key=_version)
         batch.held_changed.add(entity)
 
+    def _hold_prepared(
+        self, batch: NumberedBatch, row: CleanRow, place: RawPlace, gtid: str, now_s: float
+    ) -> None:
+        """Hold a row of a prepared transaction, apart from rows that wait for a version.
+
+        If it is rolled back, another row has its version.
+        """
+        row.at, row.prepared = place, gtid
+        entity = (self._entity(row.table), f"{row.key} ({gtid})")
+        if (held := self._held.get(entity)) is None:
+            held = self._held[entity] = HeldEntity(row.table, *entity, {}, PREPARED, now_s)
+        held.append(row)
+        batch.held_changed.add(entity)
+
+    def _end_prepared(self, batch: NumberedBatch, source: SourceIdentity, now_s: float) -> None:
+        for entity in end_prepared(self._held, source, self._epoch):
+            batch.held_changed.add(entity)
+            for row in self._held.pop(entity).rows:
+                assert row.at is not None
+                if row.skipped is None:
+                    self._take(batch, row, RawPlace(*row.at), now_s)
+                else:
+                    batch.skip(row.table, row.skipped)
+
     def _release(self, batch: NumberedBatch, entity: EntityKey) -> None:
         """Process held rows as long as their version is the next one."""
         held = self._held.get(entity)
@@ -266,7 +313,8 @@ class OutboxNumbering:
 
     def _tell(self, batch: NumberedBatch) -> None:
         """Log one line about the keys that this batch holds, with one of them as an example."""
-        waiting = sorted(entity for entity in batch.held_changed if entity in self._held)
+        held = {entity: self._held[entity] for entity in batch.held_changed & self._held.keys()}
+        waiting = sorted(entity for entity, one in held.items() if one.reason != PREPARED)
         if waiting:
             logger.warning(
                 "capture %s: rows of %d keys are held; of %s %r %s",

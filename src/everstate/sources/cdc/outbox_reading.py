@@ -70,6 +70,9 @@ _decode_routed = msgspec.json.Decoder(Routed).decode
 class RoutedReader(RawReader):
     """Reads the records of one outbox capture's raw topics; can be sent to other processes.
 
+    Debezium's router takes out of a row which transaction it is of; its transaction is "", and the
+    stream finds it between the records BEGIN and END.
+
     A row's ``state`` is the whole message as it will be published, ``known`` the version that the
     service assigned, its ``table`` the aggregate type.
     """
@@ -144,9 +147,9 @@ class RoutedReader(RawReader):
             }
             _, state, _ = codec.encode(msgspec.structs.replace(change, extra=extra))
         except CorruptRecord as cause:
-            return [RefusedRow(table=name, reason=cause.reason)]
+            return [RefusedRow(table=name, reason=cause.reason, transaction="")]
         except (InvalidChange, ValueError, TypeError, RecursionError) as cause:
-            return [RefusedRow(table=name, reason=str(cause))]
+            return [RefusedRow(table=name, reason=str(cause), transaction="")]
         return [
             CleanRow(
                 table=name,
@@ -156,6 +159,7 @@ class RoutedReader(RawReader):
                 state=state,
                 known={VERSION: change.version},
                 position=position,
+                transaction="",
             )
         ]
 

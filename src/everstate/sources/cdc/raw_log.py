@@ -110,9 +110,10 @@ def ensure_topics(config: Config, capture: Capture, topics: Topics) -> None:
         topics.ensure_raw(raw, partitions=config.log.partitions, settings=kept)
     entities = sorted({t.entity for t in capture.tables.values() if t.partials})
     partials = [topics.names.partials(entity) for entity in entities]
-    hours = config.log.changes_retention_hours
-    settings = {"retention.ms": str(int(hours * _HOUR_MS)), **size}
-    topics.ensure_raw(partials, partitions=config.log.partitions, settings=settings)
+    for entity, name in zip(entities, partials, strict=True):
+        log = config.log.of(entity)
+        settings = {"retention.ms": str(int(log.changes_retention_hours * _HOUR_MS)), **size}
+        topics.ensure_raw([name], partitions=log.partitions, settings=settings)
     held = topics.names.capture(capture.name, HELD)
     topics.ensure_raw([held], partitions=1, settings={"cleanup.policy": "compact", **size})
     # The topics that connectors write to belong to them, or were made by `everstate cdc add`.

@@ -69,6 +69,25 @@ class Fingerprint(msgspec.Struct, array_like=True, frozen=True):
     """Id of the table and of each of its partitions → its file; none after it was truncated."""
 
 
+class BinlogLook(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of MariaDB's XA transactions after a look at its binlog (decision 88)."""
+
+    looked: dict[str, int] = {}
+    """Domain of GTIDs → number of the last transaction that was looked at."""
+    prepared: list[str] = []
+    """GTIDs of the transactions with captured rows that are prepared and have not ended."""
+    rolled_back: list[str] = []
+    """Of those that were rolled back, until the connector cannot write their rows any more."""
+
+    def is_committed(self, gtid: str) -> bool | None:
+        """Whether a transaction was committed, or was rolled back; ``None``: not known yet."""
+        if gtid in self.rolled_back:
+            return False
+        domain, _, number = gtid.split("-")
+        is_over = int(number) <= self.looked.get(domain, -1) and gtid not in self.prepared
+        return True if is_over else None
+
+
 class SourceIdentity(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The database that the capture reads from here on, in a record that `everstate cdc` wrote.
 
@@ -89,6 +108,8 @@ class SourceIdentity(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Table → what `cdc status` shows of rows that it lost, of which the log says nothing."""
     may_delete: int = 0
     """So many entities of a table may a snapshot of this epoch delete, whatever share they are."""
+    look: BinlogLook | None = None
+    """Of MariaDB; ``None``: the one before stays."""
 
 
 Parsed = CleanRow | RefusedRow | RawFact | TransactionProvenance | SourceIdentity

@@ -26,7 +26,12 @@ from everstate.log.record import OutRecord
 from everstate.sources.cdc.balance import decode_note, publisher_name
 from everstate.sources.cdc.database import CapturedDatabase
 from everstate.sources.cdc.names import CaptureNames
-from everstate.sources.cdc.reading import Fingerprint, SourceIdentity, encode_source
+from everstate.sources.cdc.reading import (
+    BinlogLook,
+    Fingerprint,
+    SourceIdentity,
+    encode_source,
+)
 from everstate.sources.cdc.rows import KIND, SOURCE
 from everstate.sources.cdc.stream import StreamStanding
 
@@ -46,10 +51,20 @@ class Mark(msgspec.Struct, frozen=True):
     """The connector writes it into its log when the row is inserted."""
     looked_at: str | None = None
     """Up to where its log was looked at for what the connector does not see (decision 88)."""
-    prepared: dict[str, list[str]] = {}
-    """XA transaction that has not ended → captured tables of which it has rows."""
+    xa: dict[str, str] = {}
+    """XA transaction that has not ended → its GTID if it has captured rows, else ""."""
+    rolled_back: list[str] = []
+    """GTIDs of those that the last look found rolled back."""
+    looked: dict[str, int] = {}
+    """Domain of GTIDs → number of the last transaction that was looked at."""
     unseen: dict[str, str] = {}
     """Table whose rows in the raw log are not those that were committed → the problem."""
+
+    @property
+    def look(self) -> BinlogLook | None:
+        """What the look at a binlog means for rows that were held; ``None``: there was none."""
+        prepared = [gtid for gtid in self.xa.values() if gtid]
+        return BinlogLook(self.looked, prepared, self.rolled_back) if self.looked else None
 
 
 def known_standing(config: Config, capture: Capture) -> StreamStanding:
@@ -133,16 +148,16 @@ def mark_of(text: str | None) -> Mark | None:
         return None
 
 
-def new_mark(database: CapturedDatabase) -> str:
+def new_mark(database: CapturedDatabase) -> Mark:
     """Write the first mark into a database that is read from its beginning; out: the mark."""
     mark = Mark(uuid4().hex, looked_at=database.log_end())
     database.write_mark(msgspec.json.encode(mark).decode(), None)
-    return mark.mark
+    return mark
 
 
 def renew_mark(
     database: CapturedDatabase, known: str | None, look: Callable[[Mark], Mark] = lambda mark: mark
-) -> str | None:
+) -> Mark | None:
     """Write the next mark; out: the newest, for the raw log; ``None``: another process wrote one.
 
     ``look``: adds to a mark what the connector does not see. While cleaning does not know the last
@@ -154,9 +169,9 @@ def renew_mark(
     if found is None:
         return new_mark(database)
     if known != found.mark:
-        return found.mark
+        return found
     mark = look(msgspec.structs.replace(found, mark=uuid4().hex, before=found.mark))
-    return mark.mark if database.write_mark(msgspec.json.encode(mark).decode(), text) else None
+    return mark if database.write_mark(msgspec.json.encode(mark).decode(), text) else None
 
 
 def write_source(
@@ -168,6 +183,7 @@ def write_source(
     tables: Mapping[str, Fingerprint] = _NONE,
     seen: int = 0,
     may_delete: int = 0,
+    look: BinlogLook | None = None,
 ) -> None:
     """Write a record into the raw log that names the database that is read from here on."""
     source = SourceIdentity(
@@ -177,6 +193,7 @@ def write_source(
         tables=dict(tables),
         seen=seen,
         may_delete=may_delete,
+        look=look,
     )
     value = encode_source(source)
     with Producer(config, client_id="everstate-cdc") as producer:

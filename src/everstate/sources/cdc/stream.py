@@ -22,6 +22,7 @@ from everstate.sources.cdc.columns import (
     ENDED,
     NOTE,
     NOWHERE,
+    PREPARED,
     REFUSED,
     SOURCE,
     UNKNOWN,
@@ -31,13 +32,14 @@ from everstate.sources.cdc.columns import (
     decode_refusal,
     decode_source,
 )
+from everstate.sources.cdc.completion import READ_BEFORE
 from everstate.sources.cdc.reading import Fingerprint
-from everstate.sources.cdc.shapes.debezium import ends
+from everstate.sources.cdc.shapes.debezium import ends, may_be_prepared
 from everstate.sources.cdc.shapes.places import lacks_position
 
 logger = logging.getLogger("everstate.sources.cdc")
 
-SEEN: Final = Block("", {}, None)
+SEEN: Final = Block("", {}, None, READ_BEFORE)
 """Block of a row that was read before."""
 StreamRow = tuple[int, str | None, str | None]
 """Number of the table, op and key; see :func:`_keys`."""
@@ -63,6 +65,8 @@ class Open(msgspec.Struct, omit_defaults=True):
     """Of these, how many are published."""
     notes: dict[str, str] = {}
     """Provenance of all its rows."""
+    fate: str = ""
+    """Of a prepared transaction; see :class:`Block`."""
 
 
 class SnapshotRun(msgspec.Struct, omit_defaults=True):
@@ -99,6 +103,10 @@ class StreamStanding(msgspec.Struct, omit_defaults=True):
     gone: dict[str, str] = {}
     """Table → why entities without a row stay in this epoch, and what deletes them."""
     may_delete: int = 0
+    begun: str | None = None
+    """GTID in the last BEGIN record, which rows of an outbox lack; "" while they are re-reads."""
+    passed: dict[str, int] = {}
+    """Domain of GTIDs → number of the last transaction whose rows are all read."""
 
 
 class _Images(msgspec.Struct):
@@ -123,6 +131,11 @@ def _keys(rows: Rows) -> list[str | None]:
         _digest(rest) if what == REFUSED and key is None and rest is not None else key
         for what, key, rest in columns
     ]
+
+
+def _fate(transaction: str) -> str:
+    """What becomes of a transaction that has no END record."""
+    return PREPARED if may_be_prepared(transaction) else ""
 
 
 def _digest(rest: bytes) -> str:
@@ -163,6 +176,7 @@ class Stream:
         self._snapshot = now.snapshot
         self._tables, self._seen, self._gone = now.tables, now.seen, now.gone
         self.may_delete = now.may_delete
+        self._begun, self._passed = now.begun, dict(now.passed)
         self.ended: EndedSnapshot | None = None
         """A snapshot that must be compared with the known entities before more rows are ready."""
         self._rest = Rows.none()
@@ -175,7 +189,7 @@ class Stream:
         self._passing: Counter[int] = Counter()
         """Rows that will be skipped if a new epoch follows."""
         if now.open is not None:
-            self._open = Block(now.open.id, now.open.notes, now.open.count)
+            self._open = Block(now.open.id, now.open.notes, now.open.count, now.open.fate)
             self._index, self._is_known = now.open.done, True
 
     @property
@@ -225,17 +239,18 @@ class Stream:
         assert self.first_offset is not None
         return Counting(self._capture, self._kept, self.first_offset)
 
-    def release(self, count: int | None, notes: Mapping[str, str]) -> Open:
+    def release(self, count: int | None, notes: Mapping[str, str], fate: str = "") -> Open:
         """Make the rows of the open transaction ready.
 
         ``count``: their number; ``None``: unknown. ``notes``: provenance that was read beyond the
-        rows so far. Out: the transaction before its first row.
+        rows so far. ``fate``: see :class:`Block`. Out: the transaction before its first row.
         """
         block = self._open
         assert block is not None
         block.count, block.notes = count, {**block.notes, **notes}
+        block.fate = _fate(block.id) if count is None else fate
         self._is_known, self._kept = True, None
-        return Open(block.id, block.count, 0, dict(block.notes))
+        return Open(block.id, block.count, 0, dict(block.notes), block.fate)
 
     def raise_replaced(self) -> None:
         """Raise SourceReplaced when rows of another database or table wait for a new epoch."""
@@ -293,10 +308,13 @@ class Stream:
                     break
                 if here is not None:
                     self._snapshot = None
+            if here is None and tx == "" and self._begun is not None:
+                add(self._routed(self._begun, begin + at))
+                number(self._index)
+                continue
             if here is None:
                 self._place = place
-                if self._is_closed_by(rows, at):
-                    self._close(is_whole=what == ENDED)
+                self._take_fact(rows, at)
                 if op == "r" and (position := rows.position[at]):
                     self._read_by_snapshot(position, rows.offset[at])
                 place, group = self._place, self._group
@@ -317,11 +335,8 @@ class Stream:
                 number(None)
                 continue
             if self._open is None or tx != self._open.id:
-                if self._open is not None:
-                    self._close()
-                if tx is not None:
-                    self._place = place
-                    self._begin_transaction(tx, begin + at)
+                self._place = place
+                self._enter(tx, begin + at)
             if here == place:
                 group.add((table, op, key))
             else:
@@ -387,6 +402,22 @@ class Stream:
         self.ended = EndedSnapshot(now.position, now.first, offset)
         return True
 
+    def _routed(self, begun: str, at: int) -> Block | None:
+        """The transaction of an outbox's row, of which the last BEGIN record says ``begun``."""
+        if not begun:
+            return SEEN
+        self._enter(begun, at)
+        self._index += 1
+        return self._open
+
+    def _take_fact(self, rows: Rows, at: int) -> None:
+        """Close the open transaction where a record that is no row of the log ends it."""
+        is_end, tx = rows.what[at] == ENDED, rows.tx[at]
+        if self._is_closed_by(rows, at):
+            self._close(is_whole=is_end, by=tx)
+        if is_end and tx is not None:
+            self._pass(tx)
+
     def _is_closed_by(self, rows: Rows, at: int) -> bool:
         """Whether a record that is no row of the source's log ends the open transaction."""
         what, block = rows.what[at], self._open
@@ -397,16 +428,44 @@ class Stream:
         # Rows of an incremental snapshot have no position, and may be within a transaction.
         return bool(rows.position[at]) and block is not None
 
-    def _begin_transaction(self, tx: str, at: int) -> None:
-        self._kept, self._begin = self._now(), at
-        self._open, self._index, self._is_known = Block(tx, {}, None), 0, False
+    def _enter(self, tx: str | None, at: int) -> None:
+        """Begin the transaction of the row at ``at``, unless it is open, and close another one."""
+        if self._open is not None:
+            if tx == self._open.id:
+                return
+            self._close()
+        if tx is not None:
+            self._kept, self._begin = self._now(), at
+            self._open, self._index, self._is_known = Block(tx, {}, None), 0, False
 
-    def _close(self, *, is_whole: bool = True) -> None:
-        """Close the open transaction; ``is_whole=False``: not all of its rows were read here."""
+    def _pass(self, tx: str) -> None:
+        """Record which transactions of MariaDB are read whole, at a BEGIN or END record.
+
+        A connector that restarted writes earlier ones once more.
+        """
+        begun = tx[1:] if tx[0] == "<" else None
+        if begun is not None:
+            domain, _, number = begun.split("-")
+            if int(number) <= self._passed.get(domain, -1):
+                self._begun = ""
+                return
+        # The binlog has its transactions one after the other, those of all domains.
+        ended = tx if begun is None else self._begun
+        self._begun = begun
+        if ended and ended != begun and may_be_prepared(ended):
+            domain, _, number = ended.split("-")
+            self._passed[domain] = max(int(number), self._passed.get(domain, 0))
+
+    def _close(self, *, is_whole: bool = True, by: str | None = None) -> None:
+        """Close the open transaction; ``is_whole=False``: not all of its rows were read here.
+
+        ``by``: what an END record, or a BEGIN, says.
+        """
         block, self._open = self._open, None
         assert block is not None
         if not self._is_known:
             block.count = self._index if is_whole else None
+            block.fate = "" if by == block.id else _fate(block.id)
         elif block.count not in (None, self._index):
             logger.error(
                 "capture %s: transaction %s was counted %d rows, and has %d",
@@ -419,7 +478,7 @@ class Stream:
         one = None
         if self._open is not None and self._is_known:
             block = self._open
-            one = Open(block.id, block.count, self._index, dict(block.notes))
+            one = Open(block.id, block.count, self._index, dict(block.notes), block.fate)
         return StreamStanding(
             place=self._place,
             group=list(self._group),
@@ -433,6 +492,8 @@ class Stream:
             seen=self._seen,
             gone=self._gone,
             may_delete=self.may_delete,
+            begun=self._begun,
+            passed=dict(self._passed),
         )
 
     def _begins(self, rest: bytes | None) -> bool:
@@ -444,6 +505,7 @@ class Stream:
             self._snapshot = SnapshotRun(is_again=True)
             self._tables, self._seen, self._gone = source.tables, source.seen, {}
             self.may_delete = source.may_delete
+            self._begun, self._passed = None, {}
             return self._open is not None
         if source.epoch == self._epoch and self._identity in (None, source.identity):
             self._identity, self._mark = source.identity, source.mark or self._mark
@@ -477,16 +539,16 @@ class Stream:
         """Skip rows up to a new epoch: its snapshot contains the effect of the skipped rows."""
         for at, what in enumerate(rows.what):
             if what == SOURCE and decode_source(rows.rest[at] or b"").epoch > self._epoch:
-                self._pass(rows.split(at))
+                self._pass_over(rows.split(at))
                 # Only now the position moves behind them: without a new epoch they are read again.
                 self.passed.update(self._passing)
                 self._passing.clear()
                 self._replaced = self._held_at = self._kept = None
                 return rows
-        self._pass(rows.split(len(rows)))
+        self._pass_over(rows.split(len(rows)))
         return rows
 
-    def _pass(self, rows: Rows) -> None:
+    def _pass_over(self, rows: Rows) -> None:
         self._passing.update(table for table in rows.table if table >= 0)
 
 
@@ -498,8 +560,8 @@ class Counting(Stream):
         self.read_to = start
         """Offset of the raw log up to which they are counted."""
 
-    def add(self, rows: Rows, end: int) -> tuple[int | None, Mapping[str, str]] | None:
-        """Count the next rows; out: row count and provenance, once the transaction has ended."""
+    def add(self, rows: Rows, end: int) -> Block | None:
+        """Count the next rows; out: the transaction, once it has ended or is prepared."""
         closed = self.scan(rows, keep=False)
         self.read_to = end
-        return None if closed is None else (closed.count, closed.notes)
+        return closed

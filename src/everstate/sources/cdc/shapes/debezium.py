@@ -197,10 +197,17 @@ def ends(ended: str | None, transaction: str) -> bool:
 
     A connector that restarted writes BEGIN records once more: an earlier one closes nothing.
     """
+    if ended == transaction:
+        return True
     begun, known = _GTID.fullmatch((ended or "").removeprefix("<")), _GTID.fullmatch(transaction)
     if begun is None or known is None or begun[0] == ended:
-        return ended == transaction
+        return False
     return begun[1] == known[1] and int(begun[2]) > int(known[2])
+
+
+def may_be_prepared(transaction: str) -> bool:
+    """Whether a transaction that has no END record may be a prepared one: it is of MariaDB."""
+    return _GTID.fullmatch(transaction) is not None
 
 
 def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
