@@ -62,7 +62,7 @@ def archived(
         took = time.perf_counter() - began
     assert rows == count, f"{rows:,} of {count:,} changes archived"
     session.drop(config)
-    return took, ArchiveReader(config, entity_type.name).counts().bytes
+    return took, sum(file.bytes for file in ArchiveReader(config, entity_type.name).files())
 
 
 @contextmanager

@@ -152,7 +152,7 @@ def _cold(session: Session, config: Config, count: int, keys: list[str]) -> list
         return _typical(look_up, [(key, None) for key in asked])
 
     values, floors = session.alternate(floor, ours)
-    files = reader.counts().files
+    files = len(reader.files())
     return [
         result(
             "look-up",

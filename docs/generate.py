@@ -125,13 +125,14 @@ def _errors_page() -> str:
         "anybody changing anything.\n",
         "| error | exit | HTTP | retry | what |\n|---|---|---|---|---|",
     ]
-    for name, error in vars(errors).items():
-        if inspect.isclass(error) and issubclass(error, errors.EverstateError):
-            retry = "yes" if error.retryable else ""
-            lines.append(
-                f"| `{name}` | {error.exit_code} | {error.http_status} | {retry} | "
-                f"{_first_line(error)} |"
-            )
+    classes = [each for each in vars(errors).values() if inspect.isclass(each)]
+    tree = [each for each in classes if issubclass(each, errors.EverstateError)]
+    for error in sorted(tree, key=lambda each: (each.__module__, each.__name__.lower())):
+        retry = "yes" if error.retryable else ""
+        lines.append(
+            f"| `{error.__name__}` | {error.exit_code} | {error.http_status} | {retry} | "
+            f"{_first_line(error)} |"
+        )
     return "\n".join([*lines, ""])
 
 

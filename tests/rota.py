@@ -40,9 +40,12 @@ class Run:
 
 
 def only_full(everything: Iterable[str], quick: Iterable[str]) -> list[str]:
-    """Functions of which some test runs in the full tier only, by node id without parameters."""
-    left_out = set(everything) - set(quick)
-    return sorted({node.partition("[")[0] for node in left_out})
+    """Functions of which some test runs in the full tier only, by node id without parameters.
+
+    Their order is that of the files: a test may say what holds after those before it.
+    """
+    also = set(quick)
+    return list(dict.fromkeys(node.partition("[")[0] for node in everything if node not in also))
 
 
 def due(tests: Iterable[str], runs: Mapping[str, Run]) -> list[str]:
@@ -126,7 +129,8 @@ def rota(minutes: float, *within: str) -> int:
     commit = subprocess.check_output(words, cwd=ROOT, text=True).strip()
     possible = [test for test in due(tests, runs) if test.startswith(within or "tests")]
     picked = chosen(possible, runs, 60 * minutes)
-    for file, group in groupby(sorted(picked), lambda test: test.partition("::")[0]):
+    in_order = sorted(picked, key=tests.index)
+    for file, group in groupby(in_order, lambda test: test.partition("::")[0]):
         left = end - time.monotonic()
         if left < 0:
             break

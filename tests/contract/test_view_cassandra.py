@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pydantic import SecretStr
 
 from everstate.config import Config
-from everstate.errors import StoreSilent, ViewRowsMissing
+from everstate.errors import StoreSilent, ViewFailed, ViewRowsMissing
+from everstate.local import cassandra as local_cassandra
 from everstate.views.stores.cassandra import CassandraRows
 from everstate.views.tables import KeptTable
 from kit.row_store_contract import told
@@ -18,6 +22,9 @@ from kit.row_values import KINDS
 from kit.served_cassandra import ServedCassandra
 from kit.served_store import ServedStore
 from kit.served_store_contract import ServedStoreContract, kept_in
+from kit.settings import altered
+from kit.tls_door import TRUSTED, tls_before
+from kit.waiting import until
 from tiers import counted
 
 LATER: Final = 2**40
@@ -140,3 +147,36 @@ def test_an_address_that_would_be_ignored_is_refused(
     stores = own.stores.with_url("cassandra", "cassandra://a")
     with pytest.raises(ConnectionError, match=r"not in \[stores.cassandra\]"):
         CassandraRows(own.model_copy(update={"stores": stores})).drop("a")
+
+
+def test_a_server_with_logins_is_used_with_the_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TLS, too; no message has a password."""
+    asking = local_cassandra._SETTINGS.replace("AllowAllAuthenticator", "PasswordAuthenticator")
+    asking = asking.replace("AllowAllAuthorizer", "CassandraAuthorizer")
+    monkeypatch.setattr(local_cassandra, "_SETTINGS", asking)
+    with ServedCassandra.alone(tmp_path) as served, tls_before(served.port) as port:
+        named = altered(Config(), views={"schema_name": "with_logins"})
+
+        def secured(password: str) -> Config:
+            login = {"user": "cassandra", "password": SecretStr(password)}
+            return served.secured(served.settings(named), port, TRUSTED, **login)
+
+        def has_logins() -> bool:
+            """Cassandra makes its first one some seconds after its start."""
+            with suppress(ViewFailed):
+                kept_in(served, secured("cassandra"))
+                return True
+            return False
+
+        until(has_logins, within_s=60)
+        kept, log = kept_in(served, secured("cassandra")), told("a", "north")
+        kept.keep(log)
+        kept.check(log)
+        with pytest.raises(ViewFailed, match="refuses the user 'cassandra'") as refused:
+            kept_in(served, secured("hunter2"))
+        assert "hunter2" not in str(refused.value)
+        with pytest.raises(ViewFailed, match=r"[Aa]uthentication"):
+            kept_in(served, served.settings(named))
+        served.clean(secured("cassandra"))

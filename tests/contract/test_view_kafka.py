@@ -5,22 +5,40 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pytest
 
 from everstate.config import Config
 from everstate.errors import InvalidConfig, ViewFailed
+from everstate.local import kafka as local_kafka
+from everstate.local.processes import free_port
 from everstate.views.stores.kafka import _WRITERS, KafkaRows
 from everstate.views.tables import KeptTable
 from kit.row_store_contract import columns_of, told
 from kit.served_kafka import ServedKafka
 from kit.served_store import ServedStore
 from kit.served_store_contract import ServedStoreContract, kept_in
+from kit.settings import altered
+from kit.tls_door import TRUSTED
 from kit.view_oracle import accepted
 from kit.view_orders import Log, history, logged, state_of
 from tiers import counted
+
+SECURED: Final = """\
+listeners=PLAINTEXT://127.0.0.1:{{client}},SECURED://127.0.0.1:{port},\\
+CONTROLLER://127.0.0.1:{{controller}}
+advertised.listeners=PLAINTEXT://127.0.0.1:{{client}},SECURED://127.0.0.1:{port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL
+listener.name.secured.ssl.keystore.type=PEM
+listener.name.secured.ssl.keystore.location={keystore}
+listener.name.secured.sasl.enabled.mechanisms=PLAIN
+listener.name.secured.plain.sasl.jaas.config=\\
+org.apache.kafka.common.security.plain.PlainLoginModule required user_ann="right";
+"""
+"""Settings of a broker with one more port, which has TLS and asks for a login."""
 
 
 def forget(rows: pa.Table) -> None:
@@ -161,3 +179,29 @@ def test_a_transaction_of_a_killed_writer_is_ended_by_the_next_one(
     kept.store.show("opened", 1)
     assert shown(kafka_views, own) == [("a", "north", {})]
     kept.check(told("a", "north"))
+
+
+def test_tls_and_logins_are_those_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, keystore = free_port(set()), tmp_path / "keystore.pem"
+    keystore.write_text(TRUSTED.with_name("key.pem").read_text() + TRUSTED.read_text())
+    more = SECURED.format(port=port, keystore=keystore)
+    monkeypatch.setattr(local_kafka, "_PROPERTIES", local_kafka._PROPERTIES + more)
+
+    def secured(password: str, **options: str) -> Config:
+        login = {"sasl.username": "ann", "sasl.password": password}
+        secure = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", **login, **options}
+        log = {"bootstrap_servers": f"127.0.0.1:{port}", "options": secure}
+        return altered(Config(), log=log, project={"data_dir": tmp_path / "data"})
+
+    trusted = {"ssl.ca.location": str(TRUSTED)}
+    with ServedKafka.alone(tmp_path) as served:
+        kept, log = kept_in(served, secured("right", **trusted)), told("a", "north")
+        kept.keep(log)
+        kept.store.show("opened", 1)
+        kept.check(log)
+        for config in (secured("hunter2", **trusted), secured("right")):
+            with pytest.raises(ViewFailed, match="the store tested failed: Unavailable") as refused:
+                kept_in(served, config)
+            assert "hunter2" not in str(refused.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
@@ -28,6 +27,7 @@ from everstate.declarations.captures import Table
 from everstate.log.topics import Topics
 from hand_archive import HandArchive
 from kit.settings import altered
+from kit.tls_door import copy_both_ways
 from kit.waiting import until
 
 TOKEN = "a token with ünicode; and more"
@@ -418,12 +418,7 @@ def _accept(listener: socket.socket, to: int) -> None:
 def _connect(here: socket.socket, to: int) -> None:
     """Copy between both until either ends."""
     with here, socket.create_connection(("127.0.0.1", to)) as there:
-        while True:
-            for source in select.select([here, there], [], [])[0]:
-                part = source.recv(65_536)
-                if not part:
-                    return
-                (there if source is here else here).sendall(part)
+        copy_both_ways(here, there)
 
 
 def test_a_large_state_still_makes_a_small_page(console: httpx.Client, config: Config) -> None:

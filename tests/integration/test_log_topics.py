@@ -90,6 +90,18 @@ def test_an_entity_type_has_topics_of_its_own_settings(topics: Topics, config: C
     topics.delete([beside, *(name("guest") for name in (names.changes, names.state, names.dead))])
 
 
+def test_a_limit_that_is_no_longer_configured_is_named_until_it_is_lifted(
+    topics: Topics, config: Config
+) -> None:
+    with Topics(changed(config, changes_retention_bytes=50_000_000)) as limited:
+        limited.ensure(["order"])
+    (left,) = topics.ensure(["order"])
+    assert (left.setting, left.wanted, left.found) == ("retention.bytes", "-1", "25000000")
+    assert left in topics.differences(["order"])
+    topics.set_config(left.topic, {left.setting: left.wanted})
+    assert topics.ensure(["order"]) == ()
+
+
 def test_a_process_manager_has_a_partition_for_each_of_what_it_reads(
     topics: Topics, config: Config
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import socketserver
 import ssl
@@ -27,7 +27,7 @@ def tls_before(port: int) -> Iterator[int]:
         def handle(self) -> None:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port)) as inner:
                 with context.wrap_socket(self.request, server_side=True) as outer:
-                    _copy(outer, inner)
+                    copy_both_ways(outer, inner)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Door) as door:
         door.daemon_threads = True
@@ -36,13 +36,18 @@ def tls_before(port: int) -> Iterator[int]:
         door.shutdown()
 
 
-def _copy(outer: ssl.SSLSocket, inner: socket.socket) -> None:
+def copy_both_ways(outer: socket.socket, inner: socket.socket) -> None:
     """Copy what comes from either side to the other, until one of them ends."""
-    while True:
-        # What TLS has read already, no select tells.
-        ready = [outer] if outer.pending() else select.select([outer, inner], [], [])[0]
-        for source in ready:
-            told = source.recv(65_536)
-            if not told:
-                return
-            (inner if source is outer else outer).sendall(told)
+    others = {outer: inner, inner: outer}
+    # select.select takes no file number above 1,023.
+    with selectors.DefaultSelector() as selector:
+        for side in others:
+            selector.register(side, selectors.EVENT_READ, side)
+        while True:
+            # No selector knows of bytes that TLS has read already.
+            has_read = isinstance(outer, ssl.SSLSocket) and outer.pending()
+            for source in [outer] if has_read else [key.data for key, _ in selector.select()]:
+                received = source.recv(65_536)
+                if not received:
+                    return
+                others[source].sendall(received)

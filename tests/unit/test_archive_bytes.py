@@ -54,9 +54,9 @@ def _answers(config: Config) -> Iterator[Callable[[], object]]:
     yield lambda: [t.to_pylist() for t in reader.records(1, {0: (0, OFFSETS), 1: (5, OFFSETS)})]
     yield lambda: reader.changes_of("k3").records.to_pylist()
     yield lambda: sorted(reader.values())
-    yield lambda: (found := reader.locate(1, 1, 33)) and found.epoch
+    yield lambda: (found := reader.locate(1, 1, 33)) and found[1].epoch
     yield lambda: [(r.epoch, r.partition, r.start, r.end, r.rows) for r in ledger.rows()]
-    yield lambda: (reader.counts().rows, reader.counts().unreadable)
+    yield lambda: [(file.rows, file.unreadable) for file in reader.files()]
 
 
 def _flips(config: Config) -> Iterator[Path]:

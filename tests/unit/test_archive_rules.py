@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from everstate.archive import AddedFile, Commit, CommitNote, CommittedRange, LedgerRow
+from everstate.archive import ArchiveFile, Commit, CommitNote, CommittedRange, LedgerRow
 from everstate.archive.ledger import ledger_rows
 from everstate.config import load
 from everstate.errors import (
@@ -76,8 +76,8 @@ def test_metadata_of_others_is_no_note(text: str | None) -> None:
 
 def test_c26_a_commit_gives_a_ledger_row_for_each_range_with_its_rows() -> None:
     files = (
-        AddedFile("a", 100, 8, 1, partition=0, offset_min=11, offset_max=19),
-        AddedFile("b", 100, 5, 0, partition=1, offset_min=0, offset_max=4),
+        ArchiveFile("a", 100, 8, 1, 0, 0, offset_min=11, offset_max=19, key_min="a", key_max="z"),
+        ArchiveFile("b", 100, 5, 0, 1, 1, offset_min=0, offset_max=4, key_min="a", key_max="z"),
     )
     commit = Commit(7, NOW, "WRITE", NOTE.to_json(), files)
     first, second = ledger_rows(commit)

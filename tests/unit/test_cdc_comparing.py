@@ -258,7 +258,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(comparing, "_POLL_S", 0.01)
         monkeypatch.setattr(comparing, "Topics", Nowhere)
         monkeypatch.setattr(comparing, "read_held", lambda *_: unread() or held)
-        monkeypatch.setattr(comparing, "read_progress", unread)
+        monkeypatch.setattr("everstate.sources.cdc.balance.read_progress", unread)
         if logged is not None:
             monkeypatch.setattr(comparing._Comparison, "_read_log", read_log)
         monkeypatch.setattr(comparing._Comparison, "_cleaned", cleaned)

@@ -216,7 +216,7 @@ def test_a_look_waits_until_cleaning_knows_the_one_before(monkeypatch: pytest.Mo
     database = Database()
     known = StreamStanding(mark="before", seen=7, tables=dict(now(database)))
     database.parts["13.6"] = "300"
-    assert looked(database, known, monkeypatch)[1:] == ()
+    assert looked(database, known, monkeypatch)[1:] == ({}, 0)
     assert database.signals == []
     first = StreamStanding(mark="a")
     assert looked(database, first, monkeypatch)[1:] == (now(database), 7), "none was known"
@@ -280,11 +280,11 @@ def looked(
     database: Database, known: StreamStanding, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Any, ...]:
     """One look of the clean role; out: the mark, the tables and the moment that it told."""
-    wrote: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(fingerprint, "write_source", lambda *told, **_look: wrote.append(told[4:]))
+    wrote: list[SourceIdentity] = []
+    monkeypatch.setattr(fingerprint, "write_source", lambda *told: wrote.append(told[2]))
     found = CheckedSource("system 1", known)
     watch_tables(
         CONFIG, CAPTURE, ENTITIES, cast(CapturedDatabase, database), found, database.before
     )
     (told,) = wrote
-    return told
+    return told.mark, told.tables, told.seen

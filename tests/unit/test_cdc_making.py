@@ -19,6 +19,7 @@ from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.connectors import OwnTables, TableShape, left_out_tables
 from everstate.sources.cdc.database import ConnectorStanding, Finding
 from everstate.sources.cdc.postgres import postgres_address
+from everstate.sources.cdc.reading import SourceIdentity
 from everstate.sources.cdc.replaced import EPOCH, Mark
 from everstate.sources.cdc.rest import NoSuchConnector
 from everstate.sources.cdc.stream import StreamStanding
@@ -174,18 +175,9 @@ class Rig:
     def no_topics(self) -> Iterator[Any]:
         yield SimpleNamespace(existing=set, delete=lambda _names: None)
 
-    def told(
-        self,
-        _config: Any,
-        _names: Any,
-        identity: str,
-        epoch: int,
-        mark: str | None,
-        *_: Any,
-        look: Any = None,
-    ) -> None:
+    def told(self, _config: Any, _names: Any, source: SourceIdentity) -> None:
         """Cleaning comes to it at once."""
-        del look
+        identity, epoch, mark = source.identity, source.epoch, source.mark
         is_read = self.connect.settings is not None and self.connect.state != "STOPPED"
         assert not is_read or epoch == self.known.epoch
         self.wrote.append((epoch, mark is not None))

@@ -98,7 +98,7 @@ def test_a_table_without_a_definition_or_that_is_gone_is_left_to_other_checks() 
 def test_the_newest_definition_counts_in_the_order_of_its_positions() -> None:
     history = [statement("id"), statement("id", "a", table='"cat"."shop"."it""ems"')]
     assert known_columns([*history, statement("id", ("a", "ENUM", "'x'"))]) == {
-        TABLE: [ID, ReadColumn("a", members=("'x'",))],
+        TABLE: [ID, ReadColumn("a", ("'x'",))],
         'shop.it"ems': [ID, A],
     }
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from msgspec import structs
 from pydantic import BaseModel, Field
 
-from clean_cases import CONFIG, ITEM, Numbered, capture_of
+from clean_cases import CONFIG, ITEM, Cleaner, Database, Numbered, capture_of
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, Table
-from everstate.log.state_copy import StateCopy
 from everstate.sources.cdc.columns import REFUSED, Rows, Slices, decode_refusal
-from everstate.sources.cdc.completion import Known
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.packing import packed, unpacker
 from everstate.sources.cdc.reading import RawReader
-from everstate.sources.cdc.states import forget_image, known_row, state_name, state_row
 
 WIDE = 12_345_678_901_234_567_890_123
 
@@ -65,21 +59,16 @@ def test_a_held_row_keeps_all_digits_within_documents_too() -> None:
     assert HeldEntity.decode(held.encode()).rows == [row]
 
 
-def test_an_entry_of_a_deleted_entity_that_938d90e_wrote_is_over(tmp_path: Path) -> None:
-    reason, rows = (
-        "deleted while its state was uncertain",
-        [CleanRow(table="s.a", op="d", key="1", columns={})],
-    )
-    held = HeldEntity("s.a", "account", "1", {"id": 1}, reason, 0.0, is_unsure=True)
-    assert HeldEntity.decode(held.encode()).is_over
-    assert not structs.replace(held, rows=rows).is_over
-    with closing(StateCopy(tmp_path / "copy", "a test")) as copy:
-        for deleted, image in ((True, b""), (False, b"{}")):
-            copy.write({state_name("account", "1"): state_row(Known(2, b"{}", deleted))})
-            forget_image(copy, "account", "1")
-            found = copy.get(state_name("account", "1"))
-            assert found is not None
-            assert known_row(found).image == image
+def test_an_entry_of_a_deleted_entity_of_938d90e_ends_with_the_next_row_of_its_key() -> None:
+    cleaner = Cleaner(capture_of("debezium"))
+    reason = "deleted while its state was uncertain"
+    held = HeldEntity("public.item", "item", "1", {"id": 1}, reason, 0.0, is_unsure=True)
+    cleaner.held["item", "1"] = HeldEntity.decode(held.encode())
+    database = Database("debezium, full")
+    database.write(1, {"name": "a"})
+    cleaner.take(database.log)
+    assert [one.kind for one in cleaner.changes] == ["created"]
+    assert cleaner.held == {}
 
 
 @pytest.mark.parametrize(

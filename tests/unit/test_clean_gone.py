@@ -13,10 +13,9 @@ from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, Table
 from everstate.log.consumer import Consumer
 from everstate.log.record import Record
-from everstate.sources.cdc.absent import AbsentRows, read_absent
 from everstate.sources.cdc.columns import Rows
 from everstate.sources.cdc.composing import RawPlace
-from everstate.sources.cdc.gone import too_many
+from everstate.sources.cdc.gone import AbsentRows, read_absent, too_many
 from everstate.sources.cdc.reading import RawReader
 from everstate.sources.cdc.states import States
 from everstate.sources.cdc.stream import EndedSnapshot

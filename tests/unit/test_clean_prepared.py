@@ -343,7 +343,7 @@ class World:
         assert at is not None
         while ended is None and at < len(self.raw):
             end = min(len(self.raw), at + 5)
-            ended, at = counting.add(self._rows(at, end), end), end
+            ended, at = counting.scan(self._rows(at, end), keep=False), end
         if ended is not None:
             self.stream.release(ended.count, ended.notes, ended.fate)
 

@@ -17,11 +17,11 @@ from everstate.app import App
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture, ProvenanceFrom, Table, Translation
 from everstate.errors import HeldOverflow, InvalidCapture, UnknownCapture
-from everstate.sources.cdc.absent import AbsentRows
 from everstate.sources.cdc.balance import NumberedBatch
 from everstate.sources.cdc.columns import Rows
 from everstate.sources.cdc.completion import WAITS_CODE, WAITS_PARENT
 from everstate.sources.cdc.composing import RawPlace
+from everstate.sources.cdc.gone import AbsentRows
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import (

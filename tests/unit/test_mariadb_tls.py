@@ -16,7 +16,7 @@ import pytest
 from everstate.declarations.captures import Capture, Table
 from everstate.errors import CaptureFailed, InvalidConfig, Unavailable
 from everstate.sources.cdc.mariadb import MariaDatabase
-from everstate.sources.cdc.names import names_of
+from everstate.sources.cdc.names import CaptureNames
 
 TLS = Path(__file__).parents[1] / "tls"
 _SSL, _PLAIN = 0x800, 0x88200
@@ -57,7 +57,7 @@ def connect(tmp_path: Path, port: int, options: str) -> None:
     dsn = f"mariadb://reader:hunter2@127.0.0.1:{port}/shop{options}"
     tables = {"shop.orders": Table(entity="order")}
     capture = Capture(name="shop", kind="mariadb", tables=tables, dsn=dsn)
-    MariaDatabase(capture, names_of("everstate", capture), dsn)
+    MariaDatabase(capture, CaptureNames("everstate", capture.name), dsn)
 
 
 TRUST = "?ssl-mode=trust"

@@ -32,7 +32,7 @@ from everstate.sources.cdc.connectors import Address, OwnTables, connector_setti
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.names import names_of
+from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.outbox_reading import RoutedReader, routed
 from everstate.sources.cdc.reading import RefusedRow
 from everstate.sources.cdc.restoring import known_of
@@ -501,7 +501,7 @@ def test_its_connector_routes_the_outboxs_rows_and_nothing_else(tmp_path: Path) 
     made = connector_settings(
         load(tmp_path),
         capture,
-        names_of("p", capture),
+        CaptureNames("p", capture.name),
         Address("db", 3306, "u", "shop", {}),
         OwnTables("shop.everstate_signals_p_shop"),
         password="${file:x:password}",

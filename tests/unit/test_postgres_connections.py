@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from types import SimpleNamespace
@@ -23,12 +24,16 @@ from everstate.postgres import Connections, identifier, literal, refusals, views
 
 
 class Connected:
-    """A connection over a socket, with any file number."""
+    """A connection over a socket, with the first free file number from ``least`` on.
 
-    def __init__(self, number: int) -> None:
+    A number of one's own choice may be that of another file of this process.
+    """
+
+    def __init__(self, least: int) -> None:
         self.server, client = socket.socketpair()
-        os.dup2(client.detach(), number)
-        self.number, self.closed = number, False
+        with client:
+            self.number = fcntl.fcntl(client, fcntl.F_DUPFD_CLOEXEC, least)
+        self.closed = False
         self.info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
 
     def fileno(self) -> int:
@@ -39,13 +44,13 @@ class Connected:
         os.close(self.number)
 
 
-@pytest.mark.parametrize("number", [700, 1500])
-def test_a_connection_is_lent_again_until_its_server_closes_it(number: int) -> None:
+@pytest.mark.parametrize("least", [700, 1500])
+def test_a_connection_is_lent_again_until_its_server_closes_it(least: int) -> None:
     """`select` takes no file numbers beyond 1,023; a server with many clients has such."""
     opened: list[Connected] = []
 
     def connect() -> Any:
-        opened.append(Connected(number))
+        opened.append(Connected(least))
         return cast(Any, opened[-1])
 
     connections = Connections(connect, connections_max=1)

@@ -24,6 +24,11 @@ def test_a_function_is_in_the_rota_when_one_of_its_tests_runs_in_the_full_tier_o
     assert only_full(everything, ["a.py::t[1]", "a.py::u"]) == ["a.py::t", "b.py::v"]
 
 
+def test_the_tests_of_a_file_run_in_the_order_of_the_file() -> None:
+    everything = ["b.py::killed[1]", "b.py::afterwards", "a.py::t"]
+    assert only_full(everything, []) == ["b.py::killed", "b.py::afterwards", "a.py::t"]
+
+
 def test_what_was_never_green_comes_first_and_then_the_oldest() -> None:
     red = Run("c0ffee", "2026-11-29", 1.0, "failure")
     runs = {"new": green("2026-11-28"), "old": green("2026-11-20"), "red": red}

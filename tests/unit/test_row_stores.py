@@ -167,7 +167,14 @@ def test_a_store_whose_module_fails_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    "sums": ({"sql": "SELECT count(*) AS n FROM order"}, "no views of the kind linear"),
+    "sums": (
+        {"sql": "SELECT count(*) AS n FROM order"},
+        r"sums are kept in PostgreSQL\. .*Client\.follow_view can copy the groups",
+    ),
+    "all states": (
+        {"sql": "SELECT region FROM order_history"},
+        r'all states are kept in the lake\. Write store="lake"\.',
+    ),
     "a join": (
         {"sql": "SELECT region FROM order JOIN place ON order.region = place.name"},
         "computed from other views",
@@ -183,7 +190,7 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
     ),
     "words": ({"search": "region"}, "kind search"),
     "indexes": ({"indexes": ["region"]}, "indexes"),
-    "a cache": ({"ttl": "1 hour"}, "no views of the kind cache"),
+    "a cache": ({"ttl": "1 hour"}, "rows that expire are kept in PostgreSQL"),
     "a throttle": ({"policies": [throttle(per_second=1, actor="x")]}, "throttled changes"),
 }
 

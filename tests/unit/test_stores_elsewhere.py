@@ -392,6 +392,8 @@ class Asked(Registry):
         self.asked.append((text, values))
         return self
 
+    run_one = ControlRegistry.run_one
+
 
 def test_a_build_in_another_store_ends_when_its_version_is_dropped() -> None:
     control: Any = Asked()

@@ -236,7 +236,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
         "date_trunc",
     ),
     (HISTORY, {}, "PostgreSQL keeps no view of all states", 'store="lake"'),
-    (HISTORY, {"store": "redis"}, "that store keeps no views of the kind periods", None),
+    (HISTORY, {"store": "redis"}, "all states are kept in the lake", 'store="lake"'),
     (HISTORY, {**IN_LAKE, "ttl": "1 hour"}, "ttl is only for", None),
     (
         HISTORY,

@@ -34,14 +34,13 @@ def _check_masks(
             ", ".join(masks),
             "callers with tokens too ([api.tokens]): without them everybody sees everything",
         )
-    check = _check_field if masks is settings.masks else _check_former
     for entity, fields in masks.items():
         kind = _known(setting, entity, app)
         for field in fields:
             if field.partition(".")[0] == kind.key:
                 expected = "another field than the key, which is in addresses"
                 raise InvalidConfig(f"{setting}.{entity}", field, expected)
-            check(f"{setting}.{entity}", kind, field)
+            _check_field(f"{setting}.{entity}", kind, field, is_former=masks is not settings.masks)
 
 
 def _known(setting: str, entity: str, app: App) -> EntityType:
@@ -51,19 +50,16 @@ def _known(setting: str, entity: str, app: App) -> EntityType:
     return app.entities[entity]
 
 
-def _check_field(setting: str, kind: EntityType, field: str) -> None:
+def _check_field(setting: str, kind: EntityType, field: str, *, is_former: bool) -> None:
+    """Raise InvalidConfig for a field that the model lacks; ``is_former``: for one that it has."""
     known = _known_at(kind, field)
-    if known is not None:
+    if is_former and (known is None or not all(field.split("."))):
+        expected = f"a field that {kind.name} does not have any more; others belong in api.masks"
+        raise InvalidConfig(setting, field, expected)
+    if not is_former and known is not None:
         expected = f"a field of {kind.name}; there are: {', '.join(known) or 'none'}"
         hint = "a field that the model does not have any more belongs in api.former_masks"
         raise InvalidConfig(setting, field, f"{expected} ({hint})")
-
-
-def _check_former(setting: str, kind: EntityType, field: str) -> None:
-    """Raise InvalidConfig for a field that the model has: it belongs in `api.masks`."""
-    if _known_at(kind, field) is None or not all(field.split(".")):
-        expected = f"a field that {kind.name} does not have any more; others belong in api.masks"
-        raise InvalidConfig(setting, field, expected)
 
 
 def _known_at(kind: EntityType, field: str) -> Sequence[str] | None:

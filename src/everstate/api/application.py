@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
@@ -166,15 +166,16 @@ def _describe(api: FastAPI, schemas: Schemas, console: WebConsole) -> None:
                 title=api.title, version=api.version, routes=api.routes, description=_WHAT
             )
             components = made.setdefault("components", {})
-            answers = {
-                name: each
-                for name, each in components.get("schemas", {}).items()
-                if name not in _UNUSED
-            }
-            components["schemas"] = dict(sorted({**answers, **schemas.components}.items()))
+            found = components.get("schemas", {})
+            for name in _UNUSED:
+                found.pop(name, None)
+            components["schemas"] = dict(sorted({**found, **schemas.components}.items()))
             if not desk.callers.local:
                 components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-                _secure(made["paths"])
+                for path, operations in made["paths"].items():
+                    if path.startswith(("/v1/", VIEWS, *(f"{each}/" for each in PREFIXES))):
+                        for operation in operations.values():
+                            operation["security"] = [{"token": []}]
             described.update(made)
         return described
 
@@ -189,13 +190,6 @@ def _describe(api: FastAPI, schemas: Schemas, console: WebConsole) -> None:
     api.openapi = openapi  # type: ignore[method-assign]
     api.add_api_route(_DOCS, shown_to_everyone, include_in_schema=False)
     api.add_api_route(_OPENAPI, described_to_everyone, include_in_schema=False)
-
-
-def _secure(paths: Mapping[str, Mapping[str, dict[str, Any]]]) -> None:
-    for path, operations in paths.items():
-        if path.startswith(("/v1/", VIEWS, *(f"{prefix}/" for prefix in PREFIXES))):
-            for operation in operations.values():
-                operation["security"] = [{"token": []}]
 
 
 _OPENAPI = "/openapi.json"

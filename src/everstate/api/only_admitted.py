@@ -86,13 +86,15 @@ AUDIT: Final = logging.getLogger("everstate.audit")
 _MODE: Final = 0o600
 
 
-def noted_in(place: Literal["log"] | Path | None) -> Callable[[Scope, Admission, int], None] | None:
+def noted_in(place: Literal["log"] | Path | None) -> NoteRead | None:
     """The recorder of reads at ``api.audit_reads``; ``None``: reads are not recorded."""
     if place is None:
         return None
 
     def note(scope: Scope, admission: Admission, status: int) -> None:
-        if not _is_noted(admission):
+        # Only reads, and what was refused: the log has the writes, with who wrote.
+        is_write = admission.checked and all(right == "write" for _, right in admission.checked)
+        if admission.is_open or is_write:
             return
         line = orjson.dumps(_record(scope, admission, status))
         if isinstance(place, Path):
@@ -101,13 +103,6 @@ def noted_in(place: Literal["log"] | Path | None) -> Callable[[Scope, Admission,
             AUDIT.info("%s", line.decode())
 
     return note
-
-
-def _is_noted(admission: Admission) -> bool:
-    """Whether a request is a read, or was refused: the log has the writes, with who wrote."""
-    if admission.is_open:
-        return False
-    return not admission.checked or any(right != "write" for _, right in admission.checked)
 
 
 def _record(scope: Scope, admission: Admission, status: int) -> dict[str, Any]:

@@ -112,7 +112,12 @@ class Reading:
             version=_version(given, "version"),
             wait_for=incoming.wait_for,
         )
-        headers = {"ETag": etag(found.version, incoming.mask.tag), **_facts(found)}
+        headers = {
+            "ETag": etag(found.version, incoming.mask.tag),
+            AS_OF: found.as_of.isoformat(),
+            RECORDED_AT: found.recorded_at.isoformat(),
+            CHANGE_ID: str(found.change_id),
+        }
         if incoming.conditions.not_modified(found.version):
             return HttpAnswer(304, headers)
         return HttpAnswer(200, headers, _json(found.state))
@@ -185,20 +190,18 @@ class Reading:
         if field is not None:
             version = last_writer(reader.newest_first(entity, key), field).version
         found = reader.explain(entity, key, version)
-        record = {
-            "version": version_record(found.version),
-            "topic": found.topic,
-            "archived": found.archived,
-            "applied_by": found.applied_by,
-        }
-        return _answer(incoming, record)
+        return _answer(incoming, asdict(found) | {"version": version_record(found.version)})
 
     def provenance(
         self, incoming: HttpRequest, _given: Parameters, entity: str, key: str
     ) -> HttpAnswer:
         """Who last wrote each field of the newest state, and what each service last wrote."""
         found = who_wrote(self._seen(incoming, entity, key).newest_first(entity, key))
-        fields = {path: _written(each) for path, each in found.fields.items()}
+        facts = ("version", "occurred_at", "recorded_at", "change_id", "provenance")
+        fields = {
+            path: {name: getattr(each, name) for name in facts}
+            for path, each in found.fields.items()
+        }
         answer = {"version": found.newest.version, "fields": fields, "sources": found.sources}
         return _answer(incoming, answer)
 
@@ -338,22 +341,6 @@ def _patches(reader: Reader, found: Sequence[Version]) -> Iterator[bytes]:
 
 def _named(found: Version | Entity) -> dict[str, Any]:
     return {"version": found.version, "as_of": found.as_of, "kind": found.kind}
-
-
-def _facts(found: Entity) -> dict[str, str]:
-    return {
-        AS_OF: found.as_of.isoformat(),
-        RECORDED_AT: found.recorded_at.isoformat(),
-        CHANGE_ID: str(found.change_id),
-    }
-
-
-def _written(version: Version) -> dict[str, Any]:
-    record = asdict(version)
-    return {
-        name: record[name]
-        for name in ("version", "occurred_at", "recorded_at", "change_id", "provenance")
-    }
 
 
 def _cursor(text: str | None) -> ChangesCursor | None:

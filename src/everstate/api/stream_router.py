@@ -190,7 +190,9 @@ async def _send_events(socket: WebSocket, batches: EventBatches) -> None:
                     code, reason = _OWN_CODES + event.failure.http_status, event.failure.public
                 elif event.name == "slow":
                     code, reason = _TRY_AGAIN, "changes came faster than they were taken"
-    await _took(socket.close(code, _cut(reason)))
+    # The beginning that fits into a close frame.
+    cut = reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore")
+    await _took(socket.close(code, cut))
 
 
 async def _took(sending: Awaitable[None]) -> bool:
@@ -221,11 +223,6 @@ def _frame(event: StreamEvent) -> str:
     if event.data:
         said["data"] = orjson.Fragment(event.data)
     return orjson.dumps(said).decode()
-
-
-def _cut(reason: str) -> str:
-    """The beginning of a text that fits into a close frame."""
-    return reason.encode()[:_REASON_BYTES_MAX].decode(errors="ignore")
 
 
 _PARAMETERS: Final = [

@@ -6,7 +6,7 @@ its position as a token, and how far that is behind the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
@@ -74,7 +74,11 @@ class ViewReading:
     def row(self, incoming: HttpRequest, _given: Parameters, view: str, *, key: str) -> HttpAnswer:
         """The row of a view that has a key, whose parts are those of the path as it was sent."""
         del key  # decoded, so that a slash may be within a part or between two
-        parts = _parts_of(incoming.sent_path.split(b"/")[5:])
+        sent = incoming.sent_path.split(b"/")[5:]
+        try:
+            parts = [unquote(part.decode("ascii"), errors="strict") for part in sent]
+        except UnicodeDecodeError:
+            raise NotFound("a key of a row is text in UTF-8.") from None
         page = read_row(self._config, self._app, view, parts, wait_for=incoming.wait_for)
         return _answer(incoming, self._headers(page), page.records()[0])
 
@@ -88,14 +92,6 @@ class ViewReading:
             headers[LAG_CHANGES] = str(behind.changes)
             headers[LAG_SECONDS] = f"{behind.seconds:.3f}"
         return headers
-
-
-def _parts_of(sent: Sequence[bytes]) -> list[str]:
-    """The parts of a key; raises NotFound."""
-    try:
-        return [unquote(part.decode("ascii"), errors="strict") for part in sent]
-    except UnicodeDecodeError:
-        raise NotFound("a key of a row is text in UTF-8.") from None
 
 
 def _answer(incoming: HttpRequest, headers: Mapping[str, str], content: Any) -> HttpAnswer:

@@ -9,12 +9,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from deltalake import DeltaTable
 from pyarrow.fs import FileSystem, FileType
 
+from everstate.archive.files import ArchiveFile
 from everstate.archive.layout import app_id, archive_errors, table_path
 from everstate.archive.sums import filesystem_of, table_of
 from everstate.config import Config
@@ -68,20 +71,6 @@ class CommitNote:
 
 
 @dataclass(frozen=True, slots=True)
-class AddedFile:
-    """A data file that a commit added, by its statistics."""
-
-    path: str
-    bytes: int
-    rows: int
-    unreadable: int
-    partition: int | None
-    """Source partition of the first row; an append writes one file for each partition."""
-    offset_min: int | None
-    offset_max: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
     """One version of the table."""
 
@@ -89,7 +78,8 @@ class Commit:
     committed_at: datetime
     operation: str
     user_metadata: str | None
-    added: tuple[AddedFile, ...]
+    added: tuple[ArchiveFile, ...]
+    """An append writes one file for each partition."""
 
     @property
     def note(self) -> CommitNote | None:
@@ -160,12 +150,8 @@ class ArchiveLog:
             return
         files = self._files()
         newest = self.version()
-        found = []
-        for version in range(newest, after, -1):
-            if not self._has(files, version):
-                break
-            found.append(version)
-        for version in reversed(found):
+        kept = takewhile(partial(self._has, files), range(newest, after, -1))
+        for version in reversed(list(kept)):
             commit = self._read(files, version)
             assert commit is not None, "it existed a moment ago"
             yield commit
@@ -204,15 +190,18 @@ def _parse(version: int, text: bytes) -> Commit:
     )
 
 
-def _added(action: Mapping[str, Any]) -> AddedFile:
+def _added(action: Mapping[str, Any]) -> ArchiveFile:
     stats = json.loads(action.get("stats") or "{}")
     low, high = stats.get("minValues", {}), stats.get("maxValues", {})
-    return AddedFile(
+    return ArchiveFile(
         path=action["path"],
         bytes=action["size"],
         rows=stats.get("numRecords", 0),
         unreadable=stats.get("nullCount", {}).get("recorded_at", 0),
-        partition=low.get("partition"),
+        partition_min=low.get("partition"),
+        partition_max=high.get("partition"),
         offset_min=low.get("offset"),
         offset_max=high.get("offset"),
+        key_min=low.get("key"),
+        key_max=high.get("key"),
     )

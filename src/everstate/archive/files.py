@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """One data file of the table's newest version, by its statistics."""
+    """One data file of the table, by its statistics."""
 
     path: str
     bytes: int

@@ -131,7 +131,9 @@ class Ledger:
 
     def rows(self) -> list[LedgerRow]:
         """All ranges in commit order, each once."""
-        once = {(r.commit_version, r.generation, r.partition, r.start): r for r in self._stored()}
+        found = self._read()
+        stored = [] if found is None else [LedgerRow(**row) for row in found.to_pylist()]
+        once = {(r.commit_version, r.generation, r.partition, r.start): r for r in stored}
         return [once[place] for place in sorted(once)]
 
     def last(self, epoch: int | None) -> Commit | None:
@@ -157,10 +159,6 @@ class Ledger:
         )
         note_json = note.to_json()
         return Commit(newest.commit_version, newest.committed_at, "WRITE", note_json, ())
-
-    def _stored(self) -> list[LedgerRow]:
-        found = self._read()
-        return [LedgerRow(**row) for row in found.to_pylist()] if found is not None else []
 
     def _read(self, **what: Any) -> pa.Table | None:
         """Part of the ledger's table; ``None`` while it does not exist."""
@@ -223,7 +221,7 @@ def ledger_rows(commit: Commit) -> list[LedgerRow]:
         files = [
             file
             for file in commit.added
-            if file.partition == span.partition
+            if file.partition_min == span.partition
             and file.offset_min is not None
             and span.start <= file.offset_min < span.end
         ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -25,28 +24,6 @@ from everstate.config import Config
 
 _NO_END: Final = 2**63 - 1
 _PLACE: Final = ("generation", "partition", "offset")
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Records of the table's newest version, read from statistics only."""
-
-    files: int
-    bytes: int
-    rows: int
-    unreadable: int
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where the archive has one record of the log."""
-
-    file: str
-    """File that holds the record now; compaction may have moved it."""
-    commit_version: int
-    """Commit that added the record."""
-    committed_at: datetime
-    epoch: int
 
 
 class ArchiveReader:
@@ -85,22 +62,15 @@ class ArchiveReader:
         return begins
 
     def files(self, version: int | None = None) -> list[ArchiveFile]:
-        """The data files of the newest version, or of an earlier one, by path."""
+        """The data files of the newest version, or of an earlier one, by path, with their counts.
+
+        Cost: reads the table's log, and no data file.
+        """
         with archive_errors(f"reading the archive of {self.entity}"):
             table = self._table()
             if version is not None:
                 table.load_as_version(version)
             return files_of(table)
-
-    def counts(self) -> Counts:
-        """Number of records, read from statistics only."""
-        files = self.files()
-        return Counts(
-            files=len(files),
-            bytes=sum(file.bytes for file in files),
-            rows=sum(file.rows for file in files),
-            unreadable=sum(file.unreadable for file in files),
-        )
 
     def changes_of(
         self, key: str, columns: Sequence[str] = (*_PLACE, *RECORD_COLUMNS)
@@ -178,8 +148,11 @@ class ArchiveReader:
             for batch in batches:
                 yield from (value for value in batch.column(0).to_pylist() if value is not None)
 
-    def locate(self, generation: int, partition: int, offset: int) -> Location | None:
-        """File and commit of one offset; ``None``: not archived (yet), or not a record."""
+    def locate(self, generation: int, partition: int, offset: int) -> tuple[str, LedgerRow] | None:
+        """The file that has one offset now, and the range of the commit that added it.
+
+        ``None``: it is not archived (yet), or not a record.
+        """
         here = (ds.field("generation") == generation) & (ds.field("partition") == partition)
         condition = here & (ds.field("offset") == offset)
         with archive_errors(f"reading the archive of {self.entity}"):
@@ -196,9 +169,7 @@ class ArchiveReader:
                 None,
             )
         row = self._brought_by(generation, partition, offset)
-        if file is None or row is None:
-            return None
-        return Location(file, row.commit_version, row.committed_at, row.epoch)
+        return None if file is None or row is None else (file, row)
 
     def _brought_by(self, generation: int, partition: int, offset: int) -> LedgerRow | None:
         known = self._ledger.brought(generation, partition, offset)

@@ -84,16 +84,10 @@ def _awaited(
         if request.state == "done":
             return answer
         if request.state == "failed":
-            raise _error_of(answer)
+            error = EverstateError(answer["message"], advice=answer["advice"])
+            error.exit_code = getattr(errors, answer["error"], EverstateError).exit_code
+            raise error
         absence.check()
         if answer.get("progress"):
             tell.now(Progress(**answer["progress"]).text)
         time.sleep(_POLL_S)
-
-
-def _error_of(answer: Mapping[str, Any]) -> EverstateError:
-    """The pipeline's error, with its exit code."""
-    found = getattr(errors, answer["error"], EverstateError)
-    error = EverstateError(answer["message"], advice=answer["advice"])
-    error.exit_code = found.exit_code
-    return error

@@ -51,12 +51,13 @@ def send(
             f"{entity} takes no command {name!r} (it takes {', '.join(group.by_name)})."
         )
     command = group.read(name, data)
+    by = Provenance(api_version="cli", service_name="everstate", identifier=user_name())
     with CommandClient(config, project) as client:
         answer = client.send(
             entity,
             key,
             command,
-            provenance=_provenance(),
+            provenance=by,
             expected_version=expected_version,
             command_id=_uuid(command_id),
             timeout_s=timeout_s,
@@ -76,7 +77,10 @@ def parked(session: AppSession, entity: EntityArgument) -> Result:
     project.entity_type(entity)
     found = read_parked(config, entity)
     rows = (
-        (each.parked_id, each.key, each.command, each.reason, _moment(each.parked_at_ms))
+        (
+            *(each.parked_id, each.key, each.command, each.reason),
+            datetime.fromtimestamp(each.parked_at_ms / 1000, UTC).isoformat(" ", "seconds"),
+        )
         for each in found
     )
     columns = ("id", "key", "command", "reason", "since")
@@ -157,16 +161,8 @@ def parked_record(each: Parked) -> dict[str, Any]:
     }
 
 
-def _provenance() -> Provenance:
-    return Provenance(api_version="cli", service_name="everstate", identifier=user_name())
-
-
 def _uuid(text: str | None) -> UUID | None:
     try:
         return None if text is None else UUID(text)
     except ValueError as cause:
         raise InvalidCommand(f"--id is {text!r}; expected a UUID.") from cause
-
-
-def _moment(moment_ms: int) -> str:
-    return datetime.fromtimestamp(moment_ms / 1000, UTC).isoformat(" ", "seconds")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -69,8 +70,9 @@ def dev(
     stack = Stack(config)
     if stack.names:
         stack.start(ConsoleProgress(err))
+    tell = partial(err.print, style="bold", highlight=False)
     with watched(config.folder) as changes:
-        run_reloading(commands, changes, stop_on_signals(), check=files_of_app, tell=_tell)
+        run_reloading(commands, changes, stop_on_signals(), check=files_of_app, tell=tell)
     err.print("stopped; `everstate down` stops the servers", highlight=False)
 
 
@@ -96,7 +98,3 @@ def checked_files(session: AppSession) -> list[Path]:
     found = {config.folder / CONFIG_FILE, *(Path(file) for file in loaded if file is not None)}
     folder = config.folder.resolve()
     return sorted(path for each in found if (path := each.resolve()).is_relative_to(folder))
-
-
-def _tell(text: str) -> None:
-    err.print(text, style="bold", highlight=False)

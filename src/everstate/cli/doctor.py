@@ -40,7 +40,9 @@ def doctor(
     else:
         settings, app = _settings(config)
         checks = [*machine_checks(config), settings, *stack_checks(config)]
-        checks += server_checks(_connected(config), app, probe=probe)
+        with suppress(EverstateError):  # of servers that do not run the address stays empty
+            config = resolve(config, needs=())
+        checks += server_checks(config, app, probe=probe)
     return Result(checks, *(line for check in checks for line in _pieces(check)), **failing(checks))
 
 
@@ -55,13 +57,6 @@ def failing(findings: Iterable[Finding]) -> dict[str, Any]:
     if not any(each.outcome == "fail" for each in findings):
         return {}
     return {"notes": [Aside("some checks failed: see the lines with ✗")], "then": fails(1)}
-
-
-def _connected(config: Config) -> Config:
-    """The settings with the addresses of the servers that run; of the others they stay empty."""
-    with suppress(EverstateError):
-        return resolve(config, needs=())
-    return config
 
 
 def _settings(config: Config) -> tuple[Finding, App | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -26,11 +27,6 @@ def explain(
     config, project = session.connected(needs=READING)
     with Reader(config, project) as reader:
         found = reader.explain(entity, key, version)
-    value = {
-        "version": version_record(found.version),
-        "topic": found.topic,
-        "archived": found.archived,
-        "applied_by": found.applied_by,
-    }
+    value = asdict(found) | {"version": version_record(found.version)}
     first, *rest = explanation_lines(found)
     return Result(value, ResultTable(first, rest), notes=cold_read(found.version.cold))

@@ -13,7 +13,6 @@ from everstate.cli.results import Result, ResultTable, Verbs
 from everstate.errors import InvalidQuery, NoGap
 from everstate.local import resolve
 from everstate.telemetry import safe_text
-from everstate.views.gaps import Gap
 
 gaps = Verbs(no_args_is_help=True, help="List keys with missing versions, and accept such gaps.")
 
@@ -74,7 +73,12 @@ def accept(
                 "gaps accept asks for confirmation, and there is no terminal to ask on.",
                 advice="Add --yes if the missing versions are to be replaced.",
             )
-        typer.confirm(safe_text(_question(found[0])), abort=True, err=True)
+        question = (
+            f"Versions {_versions(tuple(found[0].missing))} of {entity} {key} are missing. Publish "
+            "changes in their place, for every reader of the log? (If the source still has them, "
+            "`everstate drift repair` is better.)"
+        )
+        typer.confirm(safe_text(question), abort=True, err=True)
     by = Provenance(
         api_version="cli", service_name="everstate", identifier=user_name(), reason=reason
     )
@@ -88,14 +92,6 @@ def accept(
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty()
-
-
-def _question(gap: Gap) -> str:
-    return (
-        f"Versions {_versions(tuple(gap.missing))} of {gap.entity} {gap.key} are missing. Publish "
-        "changes in their place, for every reader of the log? (If the source still has them, "
-        "`everstate drift repair` is better.)"
-    )
 
 
 def _versions(versions: tuple[int, ...]) -> str:

@@ -9,14 +9,22 @@ import typer
 
 from everstate.cli.console import READING, AppSession, WaitOption
 from everstate.cli.results import Result, ResultTable
-from everstate.cli.standing import ahead_of_views, cold_read, freshness, newer_version, not_yet
-from everstate.errors import NotFound
+from everstate.cli.standing import (
+    ahead_of_views,
+    cold_read,
+    freshness,
+    newer_version,
+    or_not_yet,
+)
 from everstate.serving import Reader, parse_moment
 from everstate.serving.words import moment_text, provenance_text, value_text
 
 AtOption = Annotated[
     str | None,
     typer.Option("--at", help="Time in the world: 2013-02-08T18:00-05:00, or with a zone's name."),
+]
+RecordedAtOption = Annotated[
+    str | None, typer.Option("--recorded-at", help="Use only changes recorded by this time.")
 ]
 
 
@@ -33,22 +41,17 @@ def get(
     version: Annotated[
         int | None, typer.Option("--version", "-n", help="Number of the version.")
     ] = None,
-    recorded_at: Annotated[
-        str | None, typer.Option("--recorded-at", help="Use only changes recorded by this time.")
-    ] = None,
+    recorded_at: RecordedAtOption = None,
     wait_for: WaitOption = None,
 ) -> Result:
     """Show one entity: now, at a time, or at a version; exit code 4 if it does not exist."""
     config, project = session.connected(needs=READING, views=False)
     moment, recorded = moment_of(at), moment_of(recorded_at)
     with Reader(config, project) as reader:
-        try:
+        with or_not_yet(config, project, reader, entity, key):
             found = reader.get(
                 entity, key, at=moment, recorded_at=recorded, version=version, wait_for=wait_for
             )
-        except NotFound as error:
-            stored = ahead_of_views(config, project, reader, entity, key)
-            raise error if stored is None else not_yet(entity, key, stored) from error
         stored = ahead_of_views(config, project, reader, entity, key)
         notes = [*cold_read(found.cold), *newer_version(entity, key, stored)]
         if stored or project.source_of(entity) != "store":

@@ -8,8 +8,13 @@ import typer
 
 from everstate.cli.console import READING, AppSession, WaitOption
 from everstate.cli.results import Result, ResultTable
-from everstate.cli.standing import ahead_of_views, cold_read, freshness, newer_version, not_yet
-from everstate.errors import NotFound
+from everstate.cli.standing import (
+    ahead_of_views,
+    cold_read,
+    freshness,
+    newer_version,
+    or_not_yet,
+)
 from everstate.serving import Reader
 from everstate.serving.words import (
     differences_text,
@@ -35,11 +40,8 @@ def history(
     """Show every version of an entity: when, what, by whom, and what it changed."""
     config, project = session.connected(needs=READING, views=False)
     with Reader(config, project) as reader:
-        try:
+        with or_not_yet(config, project, reader, entity, key):
             versions = reader.history(entity, key, limit=limit, wait_for=wait_for)
-        except NotFound as error:
-            stored = ahead_of_views(config, project, reader, entity, key)
-            raise error if stored is None else not_yet(entity, key, stored) from error
         stored = ahead_of_views(config, project, reader, entity, key)
         notes = [
             *newer_version(entity, key, stored),

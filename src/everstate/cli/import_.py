@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -88,15 +89,11 @@ def import_(
         api_version=api_version, service_name=service, identifier=identifier or file.name
     )
     config = resolve(config, needs=READING)
-    with EntityStore(config, entity_type, connections_max=1) as store, _bar() as bar:
+    with (
+        EntityStore(config, entity_type, connections_max=1) as store,
+        _bar(f"import {entity}") as show,
+    ):
         store.install()
-        task = bar.add_task(f"import {entity}", total=1.0, rows=0, rate=0.0)
-
-        def show(imported: Imported) -> None:
-            elapsed_s = bar.tasks[0].elapsed or 0.0
-            rate = imported.rows / elapsed_s if elapsed_s else 0.0
-            bar.update(task, completed=imported.done, rows=imported.rows, rate=rate)
-
         imported = import_file(
             store,
             file,
@@ -130,13 +127,7 @@ def _check(
     ignored: list[str] | tuple[str, ...],
     missing: Missing,
 ) -> Result:
-    with _bar() as bar:
-        task = bar.add_task(f"check {entity_type.name}", total=1.0, rows=0, rate=0.0)
-
-        def show(checked: Checked) -> None:
-            rate = checked.rows / (bar.tasks[0].elapsed or 1.0)
-            bar.update(task, completed=checked.done, rows=checked.rows, rate=rate)
-
+    with _bar(f"check {entity_type.name}") as show:
         found = check_file(
             entity_type,
             file,
@@ -169,8 +160,10 @@ def _pieces(file: Path, found: Checked, missing: Missing) -> Iterator[Piece]:
         )
 
 
-def _bar() -> Progress:
-    return Progress(
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[Imported | Checked], None]]:
+    """A bar while the block runs; it is moved by the function that the block gets."""
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
@@ -180,4 +173,12 @@ def _bar() -> Progress:
         console=err,
         transient=True,
         disable=not err.is_terminal,
-    )
+    ) as bar:
+        task = bar.add_task(what, total=1.0, rows=0, rate=0.0)
+
+        def show(seen: Imported | Checked) -> None:
+            elapsed_s = bar.tasks[0].elapsed or 0.0
+            rate = seen.rows / elapsed_s if elapsed_s else 0.0
+            bar.update(task, completed=seen.done, rows=seen.rows, rate=rate)
+
+        yield show

@@ -262,4 +262,4 @@ def _archive_bytes(config: Config, entity: str) -> int:
 
     if not ArchiveLog(config, entity).exists():
         return 0
-    return ArchiveReader(config, entity).counts().bytes
+    return sum(file.bytes for file in ArchiveReader(config, entity).files())

@@ -75,7 +75,9 @@ def reports_pieces(reports: Sequence[ViewReport]) -> Iterator[Piece]:
         (
             *(report.name, report.kept_rows, report.expected_rows, report.kept_hash),
             report.seconds,
-            _proof(report),
+            f"{report.different_rows:,} rows differ"
+            if report.outcome == "differs"
+            else report.outcome,
             # The reason why the columns that readers see were not compared is in --json.
             report.as_read.partition(":")[0],
         )
@@ -104,9 +106,3 @@ def check_reports(reports: Sequence[ViewReport], *, are_named: bool) -> None:
             advice="What differs, or was not read, is above; `everstate explain` shows where a row "
             "came from.",
         )
-
-
-def _proof(report: ViewReport) -> str:
-    if report.outcome == "differs":
-        return f"{report.different_rows:,} rows differ"
-    return report.outcome

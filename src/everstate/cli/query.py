@@ -12,7 +12,7 @@ import typer
 from everstate.app import App
 from everstate.cli.asking import ask_pipeline, control_of
 from everstate.cli.console import READING, AppSession, Telling, working
-from everstate.cli.get import AtOption, moment_of
+from everstate.cli.get import AtOption, RecordedAtOption, moment_of
 from everstate.cli.results import Aside, Result, records
 from everstate.config import Config
 from everstate.errors import UnknownView
@@ -28,9 +28,7 @@ def query(
     session: AppSession,
     name: Annotated[str, typer.Argument(help="Name of the view, or of an entity type.")],
     at: AtOption = None,
-    recorded_at: Annotated[
-        str | None, typer.Option("--recorded-at", help="Use only changes recorded by this time.")
-    ] = None,
+    recorded_at: RecordedAtOption = None,
     position: Annotated[
         str | None, typer.Option("--position", help="Show it as readers saw it at this token.")
     ] = None,

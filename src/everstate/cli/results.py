@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +110,11 @@ def records(
     from everstate.serving.words import cell  # here: not every verb needs the readers of views
 
     cells = ([cell(each) for each in row] for row in rows)
-    objects = partial(_objects, columns, rows)
-    return Result(objects, ResultTable(columns, cells, exact=True), notes=notes)
-
-
-def _objects(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    return Result(
+        lambda: [dict(zip(columns, row, strict=True)) for row in rows],
+        ResultTable(columns, cells, exact=True),
+        notes=notes,
+    )
 
 
 def fails(code: int) -> Callable[[], None]:

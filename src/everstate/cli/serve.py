@@ -35,7 +35,7 @@ def serve(
     configure_logging(config.logging, "serve")
     given = {"host": host, "port": port}
     chosen = {name: value for name, value in given.items() if value is not None}
-    config = config.model_copy(update={"api": config.api.model_copy(update=chosen)})
+    config = config.replaced("api", **chosen)
     server.check_reach(config)
     project_app = session.app()
     config = resolve(config)

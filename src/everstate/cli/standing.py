@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from everstate.app import App
 from everstate.cli.results import Aside
@@ -17,19 +17,23 @@ _LATE_S = 2.0
 
 def freshness(reader: Reader, view: str) -> Iterator[Aside]:
     """How far the view lags behind the log, and why it has stopped."""
+    # Imported here: it loads the client of the log.
+    from everstate.serving.overview import standing
+
     with suppress(EverstateError):
-        found = reader.standing(view)
+        found = standing(reader.config, reader.connection, view)
         if found is None:
             return
-        if found.reason is not None:
-            yield note(f"{view} is {found.status}, and may lag: {found.reason}")
-        if found.lag_changes and (found.lag_seconds or 0.0) > _LATE_S:
-            yield note(
-                f"{found.lag_changes:,} changes in the log are not in {view} yet; "
-                f"the oldest is {found.lag_seconds:,.0f} s old"
-            )
-        elif found.lag_changes is None:
+        row, lag = found
+        if row.why is not None:
+            yield note(f"{view} is {row.shown}, and may lag: {row.why}")
+        if lag is None:
             yield note(f"Kafka does not answer: the lag of {view} is not known")
+        elif lag.changes and lag.seconds > _LATE_S:
+            yield note(
+                f"{lag.changes:,} changes in the log are not in {view} yet; "
+                f"the oldest is {lag.seconds:,.0f} s old"
+            )
 
 
 def cold_read(read: ColdRead | None) -> Iterator[Aside]:
@@ -68,20 +72,14 @@ def ahead_of_views(config: Config, app: App, reader: Reader, entity: str, key: s
     if source not in ("store", "cassandra"):
         return None
     with suppress(EverstateError):
-        stored = _version_of(source)(config, entity, key)
+        if source == "cassandra":
+            from everstate.sources.stores.cassandra.store import version_of
+        else:
+            from everstate.sources.stores.postgres.store import version_of
+        stored = version_of(config, entity, key)
         if stored is not None and stored > (reader.newest_version(entity, key) or 0):
             return stored
     return None
-
-
-def _version_of(source: str) -> Callable[[Config, str, str], int | None]:
-    if source == "cassandra":
-        from everstate.sources.stores.cassandra.store import version_of as of_cassandra
-
-        return of_cassandra
-    from everstate.sources.stores.postgres.store import version_of as of_postgres
-
-    return of_postgres
 
 
 def newer_version(entity: str, key: str, stored: int | None) -> Iterator[Aside]:
@@ -91,12 +89,19 @@ def newer_version(entity: str, key: str, stored: int | None) -> Iterator[Aside]:
         yield note(f"{what}, which is not in the views yet")
 
 
-def not_yet(entity: str, key: str, stored: int) -> NotFound:
-    """The error for an entity that the store has and the views do not have yet."""
-    return NotFound(
-        f"the store has {entity} {key!r} at version {stored}, which is not in the views yet.",
-        advice="`everstate run` applies it to the views; `everstate status` shows the roles.",
-    )
+@contextmanager
+def or_not_yet(config: Config, app: App, reader: Reader, entity: str, key: str) -> Iterator[None]:
+    """Say of an entity that the block does not find when the store has it already."""
+    try:
+        yield
+    except NotFound as error:
+        stored = ahead_of_views(config, app, reader, entity, key)
+        if stored is None:
+            raise
+        raise NotFound(
+            f"the store has {entity} {key!r} at version {stored}, which is not in the views yet.",
+            advice="`everstate run` applies it to the views; `everstate status` shows the roles.",
+        ) from error
 
 
 def note(text: str) -> Aside:

@@ -14,7 +14,7 @@ from rich.text import Text
 from everstate.app import App
 from everstate.attention.conditions import Concern, of_roles
 from everstate.cli.console import READING, JsonOption, Session, load_app, out
-from everstate.cli.results import Piece, Result, ResultTable, show_pieces
+from everstate.cli.results import Piece, Result, ResultTable, fails, show_pieces
 from everstate.cli.watching import VIEW, trouble
 from everstate.config import Config
 from everstate.errors import EverstateError
@@ -26,6 +26,7 @@ from everstate.serving.answers import standing_text
 from everstate.serving.troubles import supervised, troubles
 from everstate.telemetry import without_secret
 from everstate.views.control import BUILDING, LIVE, WAITING, ViewStatuses
+from everstate.views.control.registry import reasons_text
 
 _GONE = 6
 """Exit code when a server does not run; the same as for LocalStackError."""
@@ -52,7 +53,7 @@ def status(
     """
     config = session.config
     if not watch:
-        _exit_with(_show(config, json=json))
+        fails(_show(config, json=json))()
         return
     code: int | None = None
     try:
@@ -65,12 +66,7 @@ def status(
         # It also comes while the next status is made; the last whole one counts.
         if code is None:
             raise
-        _exit_with(code)
-
-
-def _exit_with(code: int) -> None:
-    if code:
-        raise typer.Exit(code)
+        fails(code)()
 
 
 def _show(config: Config, *, json: bool, is_line: bool = False) -> int:
@@ -91,16 +87,12 @@ def _show(config: Config, *, json: bool, is_line: bool = False) -> int:
         *_conditions_pieces(conditions, states),
         is_line=is_line,
     ).show(json)
-    if not servers_run or any(_is_no_answer(each) for each in conditions):
+    # A server does not answer; a warning is of one that refused the question.
+    silent = [e for e in conditions if e.kind == _NO_ANSWER and e.level == "bad"]
+    if not servers_run or any(each.key != _NO_APP for each in silent):
         return _GONE
     is_troubled = _problems(states) or any(each.key == _NO_APP for each in conditions)
     return _TROUBLED if is_troubled else 0
-
-
-def _is_no_answer(condition: Concern) -> bool:
-    """Whether a server does not answer; a warning is of one that refused the question."""
-    is_server = condition.kind == _NO_ANSWER and condition.key != _NO_APP
-    return is_server and condition.level == "bad"
 
 
 def servers_pieces(servers: Sequence[ServerStatus]) -> Iterator[Piece]:
@@ -194,8 +186,7 @@ def _views_pieces(views: Sequence[dict[str, Any]], known: Container[str]) -> Ite
         name = f"view {view['view']}, version {view['version']}"
         if name in known:
             continue
-        said = (view["error"], view["waits_for"], view["status_reason"])
-        why = "; ".join(each for each in said if each is not None)
+        why = reasons_text(view["error"], view["waits_for"], view["status_reason"])
         how = standing_text(view["status"], why, view["progress"])
         yield Text.assemble((name, "bold"), f" {how}")
 

@@ -124,16 +124,12 @@ def _refused(cause: Exception) -> Exception:
         return cause
     tell_error(told)
     if isinstance(cause, OSError):
-        _forget_output()
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError, AttributeError):
+            # Drop what it did not take: Python would try again at its end, with a traceback.
+            sys.stdout = None
     return typer.Exit(told.exit_code)
-
-
-def _forget_output() -> None:
-    """Drop what stdout did not take: Python would try again at its end, with a traceback."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError, AttributeError):
-        sys.stdout = None
 
 
 class VerbGroup(TyperGroup):

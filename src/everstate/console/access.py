@@ -41,11 +41,6 @@ def set_cookie(response: Response, request: Request, token: str) -> None:
     )
 
 
-def forget_cookie(response: Response) -> None:
-    """Remove the token from the browser."""
-    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
-
-
 def check_same_site(request: Request) -> None:
     """Raise InvalidRequest for a form that a page of another site sent (CSRF).
 

@@ -18,7 +18,6 @@ from everstate.log.dead_letters import (
     read_dead_letter,
     read_dead_letters,
 )
-from everstate.serving.words import bytes_text
 
 LETTERS_MAX: Final = 50
 REASONS_MAX: Final = 100
@@ -83,13 +82,8 @@ def content_of(content: bytes | None) -> Content:
         part = shown[at : at + _WIDTH]
         letters = "".join(chr(byte) if 32 <= byte < 127 else "·" for byte in part)
         lines.append(f"{at:06x}  {part.hex(' '):<{3 * _WIDTH - 1}}  {letters}")
-    text = bytes_text(content) if _is_text(content) else None
-    return Content(text, len(content), "\n".join(lines), len(content) > BYTES_MAX)
-
-
-def _is_text(content: bytes) -> bool:
     try:
-        content.decode()
+        text = content.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        text = None
+    return Content(text, len(content), "\n".join(lines), len(content) > BYTES_MAX)

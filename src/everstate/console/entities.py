@@ -145,22 +145,10 @@ def _is_part(path: MemberPath, other: MemberPath) -> bool:
     return path[: len(other)] == other[: len(path)]
 
 
-@dataclass(frozen=True, slots=True)
-class KeysPage:
-    """A page of the keys of an entity type."""
-
-    entity: str
-    start: str
-    keys: tuple[ListedKey, ...]
-    next: str | None
-    """The first key of the next page; ``None``: there is none."""
-
-
-def keys_page(reader: Reader, entity: str, start: str) -> KeysPage:
-    """Keys from a text on, in order; raises UnknownEntity."""
+def keys_page(reader: Reader, entity: str, start: str) -> tuple[list[ListedKey], str | None]:
+    """A page of keys from a text on, and the first key of the next page; raises UnknownEntity."""
     found = keys_from(reader, entity, start.replace("\x00", ""), limit=KEYS_MAX + 1)
-    more = found[KEYS_MAX].key if len(found) > KEYS_MAX else None
-    return KeysPage(entity, start, tuple(found[:KEYS_MAX]), more)
+    return found[:KEYS_MAX], found[KEYS_MAX].key if len(found) > KEYS_MAX else None
 
 
 def is_there(reader: Reader, entity: str, key: str) -> bool:

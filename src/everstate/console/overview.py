@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
@@ -58,21 +58,12 @@ class Overview:
         return orjson.dumps({"at": self.at, "attention": self.wrong})
 
 
-def looking(look: Looking, config: Config, app: App) -> Callable[[], Overview]:
-    """A function that looks at the whole project; its cost is that of :meth:`Looking.look`."""
-
-    def overview() -> Overview:
-        seen = look.look()
-        steps = (
-            _ways_in(seen, app),
-            _log(seen),
-            _archive(seen),
-            _views(seen),
-            _ways_out(seen, config, app),
-        )
-        return Overview(seen.at, steps, tuple(seen.conditions), seen.roles)
-
-    return overview
+def overview(look: Looking, config: Config, app: App) -> Overview:
+    """Look at the whole project; its cost is that of :meth:`Looking.look`."""
+    seen = look.look()
+    before = (_ways_in(seen, app), _log(seen), _archive(seen), _views(seen))
+    steps = (*before, _ways_out(seen, config, app))
+    return Overview(seen.at, steps, tuple(seen.conditions), seen.roles)
 
 
 def _stage(seen: SeenProject, name: str, step: WayStep, page: str) -> Stage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any, Final
@@ -105,7 +104,7 @@ class Pages:
             moment=_moment,
             value=_value,
             field=_field,
-            whole=_whole,
+            whole=lambda value: row_json(value, indented=True).decode(),
             coded=_coded,
             seconds=duration_text,
             size=size_text,
@@ -190,11 +189,6 @@ def _coded(text: str) -> Markup:
         return Markup("{}").format(safe_text(text))
     shown = (Markup("<code>{}</code>" if at % 2 else "{}").format(p) for at, p in enumerate(parts))
     return Markup("").join(shown)
-
-
-def _whole(value: Mapping[str, Any]) -> str:
-    """An object as JSON with one member a line."""
-    return row_json(value, indented=True).decode()
 
 
 def _number(value: float | None) -> str:

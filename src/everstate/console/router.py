@@ -13,10 +13,11 @@ from fastapi import APIRouter, Request, Response
 from everstate.app import App
 from everstate.attention.looking import Looking
 from everstate.config import Config
-from everstate.console import access, dead, entities, routes, servers, views
+from everstate.console import access, dead, entities, servers, views
 from everstate.console.fresh import FreshValue
-from everstate.console.overview import looking
+from everstate.console.overview import overview
 from everstate.console.pages import PLACE, ROOT, Pages, entity_url
+from everstate.console.routes import described_routes
 from everstate.console.servers import naming_server
 from everstate.errors import EverstateError, Unauthenticated, Unavailable
 from everstate.http.asgi import KEY, Desk, read_body
@@ -54,7 +55,7 @@ class WebConsole:
     def __init__(self, config: Config, app: App, reader: Reader, desk: Desk) -> None:
         self._config, self._app = config, app
         self._reader, self.desk = reader, desk
-        look = looking(Looking(config, app, reader), config, app)
+        look = partial(overview, Looking(config, app, reader), config, app)
         self._overview = FreshValue(lambda: desk.work(look))
         self._dead = FreshValue(lambda: desk.work(partial(dead.reasons, config)))
         self._sources = FreshValue(lambda: desk.work(partial(servers.captures, config, app)))
@@ -104,7 +105,7 @@ class WebConsole:
 
     def routes_page(self, openapi: Mapping[str, Any]) -> Response:
         """The page of the API's routes and schemas."""
-        groups, schemas = routes.described_routes(openapi), routes.schemas_of(openapi)
+        groups, schemas = described_routes(openapi), openapi["components"]["schemas"]
         return self._pages.page("routes.html", groups=groups, schemas=schemas)
 
     async def overview(self, request: Request) -> Response:
@@ -229,8 +230,11 @@ class WebConsole:
                 return await self._one(request, entity, given["key"])
             return self._pages.redirect(entity_url(entity, given["key"]))
         start = given.get("key", given.get("from", ""))
-        page = await self._read(masks, entities.keys_page, entity, start)
-        return self._pages.page("keys.html", page=page, entity=entity, sought=given.get("key"))
+        keys, more = await self._read(masks, entities.keys_page, entity, start)
+        sought = given.get("key")
+        return self._pages.page(
+            "keys.html", keys=keys, more=more, start=start, entity=entity, sought=sought
+        )
 
     def _masks(self, request: Request) -> Masks:
         """What the caller of a page does not see."""
@@ -263,7 +267,8 @@ class WebConsole:
         self.desk.admit_everyone(request)
         try:
             access.check_same_site(request)
-            form = await _form(request)
+            body = await read_body(request, _FORM_BYTES_MAX)
+            form = parse_qs(body.decode("utf-8", "replace"))
             next_path = access.path_within(form.get("next", [""])[0])
             token = access.token_in_form(form)
             self.desk.callers.caller({"authorization": f"Bearer {token}"})
@@ -284,11 +289,5 @@ class WebConsole:
         except EverstateError as error:
             return self._pages.error(error, part=False)
         response = self._pages.redirect("/")
-        access.forget_cookie(response)
+        response.delete_cookie(access.COOKIE, path="/", httponly=True, samesite="strict")
         return response
-
-
-async def _form(request: Request) -> dict[str, list[str]]:
-    """The fields of a sent form; raises RequestTooLarge."""
-    body = await read_body(request, _FORM_BYTES_MAX)
-    return parse_qs(body.decode("utf-8", "replace"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from everstate.console.pages import VALUE_MAX
 from everstate.errors import InvalidView, NotFound, ViewFailed
@@ -103,9 +104,9 @@ def rows_page(
     expected = f"1 to {_PAGES_MAX:,}"
     number = whole_number({"page": "1", **given}, "page", expected, least=1, most=_PAGES_MAX)
     first = given.get("first", "")
+    empty = partial(RowsPage, name, versions, None, (), (), 1, False, "")
     if name in reader.project.derivations:
-        why = f"it is a derived topic; `everstate views show {name}` prints its records."
-        return RowsPage(name, versions, None, (), (), 1, False, "", why)
+        return empty(f"it is a derived topic; `everstate views show {name}` prints its records.")
     only = first.replace("\x00", "") or None
     offset = (number - 1) * ROWS
     try:
@@ -113,18 +114,13 @@ def rows_page(
     except NotFound:
         if not versions:
             raise
-        why = "no version of the view is published yet; readers see it when it is built."
-        return RowsPage(name, versions, None, (), (), 1, False, "", why)
+        return empty("no version of the view is published yet; readers see it when it is built.")
     except ViewFailed as failed:
-        return RowsPage(name, versions, None, (), (), 1, False, "", failed.message)
-    shown = [[_cell(value) for value in row] for row in rows[:ROWS]]
+        return empty(failed.message)
+    shown = [["–" if each is None else cell(each) for each in row] for row in rows[:ROWS]]
     has_more = len(rows) > ROWS
     entity = _entity(reader, name, columns)
     return RowsPage(name, versions, entity, columns, shown, number, has_more, first)
-
-
-def _cell(value: Any) -> object:
-    return "–" if value is None else cell(value)
 
 
 def _entity(reader: Reader, name: str, columns: Sequence[str]) -> str | None:

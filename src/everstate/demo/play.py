@@ -94,7 +94,7 @@ def read_timetable(first: date, last: date) -> Timetable:
     days = (np.asarray(table["year"]) * 100 + np.asarray(table["month"])) * 100
     days += np.asarray(table["day"])
     table = table.filter(pa.array((days >= _number(first)) & (days <= _number(last))))
-    zone_of = _zones_of_airports()
+    zone_of = listed("airports.csv", "faa", "tzone")
     names = [zone_of.get(str(dest), ISLANDS) for dest in table["dest"].to_pylist()]
     sched_dep = _epochs(table, "sched_dep_time", [NEW_YORK.key] * table.num_rows)
     sched_arr = _epochs(table, "sched_arr_time", names)
@@ -218,9 +218,11 @@ def _read_flights() -> pa.Table:
     )
 
 
-def _zones_of_airports() -> dict[str, str]:
-    with data_file("airports.csv").open(newline="", encoding="utf-8") as lines:
-        return {row["faa"]: row["tzone"] for row in csv.DictReader(lines)}
+@cache
+def listed(file: str, key: str, value: str = "name") -> dict[str, str]:
+    """Two columns of one of the data set's lists; raises ImportFailed when it is not installed."""
+    with data_file(file).open(newline="", encoding="utf-8") as lines:
+        return {row[key]: row[value] for row in csv.DictReader(lines)}
 
 
 def data_file(name: str) -> Path:

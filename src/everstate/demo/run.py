@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from everstate.demo.watch import Course, Display, PeakMemory, Troubles, Watcher
 from everstate.errors import LocalStackError, Unavailable
 from everstate.local import ConsoleProgress, Stack
 from everstate.private import private_folder
-from everstate.runtime.supervisor import end_all
+from everstate.runtime.supervisor import end_all, role_argv
 
 APP = "everstate.demo.flights:app"
 _SETTINGS = f"""\
@@ -141,11 +140,10 @@ def _not_ours(folder: Path) -> LocalStackError:
 def _child(options: DemoOptions, config: Config) -> Iterator[subprocess.Popen[bytes]]:
     """`everstate run` as a child process, which ends with this one."""
     log = config.project.data_dir / "logs" / "run.log"
-    argv = [sys.executable, "-m", "everstate.cli", "--project", str(options.folder)]
     # Its own process group: this process passes Ctrl-C on, so that current work is finished.
     with open(log, "ab") as output:
         child = subprocess.Popen(
-            [*argv, "run", "--with-parent", str(os.getpid())],
+            role_argv((), options.folder, APP),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -18,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from everstate.demo.play import NEW_YORK, data_file
+from everstate.demo.play import NEW_YORK, listed
 from everstate.serving import Entity, Explanation, Version
 from everstate.serving.words import (
     difference_text,
@@ -45,7 +43,7 @@ def board(flights: Sequence[Entity], moment: datetime, origin: str, width: int) 
     parts = [flights[at : at + height] for at in range(0, len(flights), height)] if flights else []
     wall.add_row(*(_board_part(part, moment) for part in parts))
     local = moment.astimezone(NEW_YORK)
-    airport = _names("airports.csv", "faa").get(origin, origin)
+    airport = listed("airports.csv", "faa").get(origin, origin)
     return Panel(
         wall,
         title=f"[bold yellow]DEPARTURES[/]  {airport} ({origin})",
@@ -132,7 +130,7 @@ def delays(rows: Sequence[tuple[Any, ...]]) -> RenderableType:
     grid.add_column("flights", justify="right")
     grid.add_column("mean delay", justify="right")
     grid.add_column("")
-    airlines = _names("airlines.csv", "carrier")
+    airlines = listed("airlines.csv", "carrier")
     largest = max((float(delay) for _, delay, _ in rows if delay is not None), default=1.0)
     for carrier, delay, flights in rows:
         minutes = Decimal(0) if delay is None else delay
@@ -149,10 +147,7 @@ def delays(rows: Sequence[tuple[Any, ...]]) -> RenderableType:
 
 def proof(report: ViewReport) -> RenderableType:
     """One view's proof on a line, and the first rows that differ."""
-    line = Text()
-    line.append("✓ " if report.holds else "✗ ", "bold green" if report.holds else "bold red")
-    line.append(f"{report.name:<22}", "bold")
-    line.append("holds         " if report.holds else "DOES NOT HOLD ")
+    line = _verdict(report.name, report.holds)
     if report.holds:
         line.append(f"{report.kept_rows:>9,} rows on both sides, hash {report.kept_hash[:12]}, ")
     else:
@@ -166,10 +161,7 @@ def proof(report: ViewReport) -> RenderableType:
 
 def audit(report: AuditReport) -> RenderableType:
     """The lake's proof on a line, and what is wrong."""
-    line = Text()
-    line.append("✓ " if report.holds else "✗ ", "bold green" if report.holds else "bold red")
-    line.append(f"{'archive of flight':<22}", "bold")
-    line.append("holds         " if report.holds else "DOES NOT HOLD ")
+    line = _verdict("archive of flight", report.holds)
     line.append(f"{report.rows:>9,} records of {report.keys:,} flights, ")
     if report.holds:
         line.append("offsets and versions without holes, states chained, ")
@@ -177,6 +169,13 @@ def audit(report: AuditReport) -> RenderableType:
     for problem in report.problems[:_DIFFERENCES_SHOWN]:
         line.append(f"\n  {problem.rule} {problem.where}: {problem.message}", "red")
     return line
+
+
+def _verdict(name: str, holds: bool) -> Text:
+    """The beginning of a proof's line."""
+    sign = ("✓ ", "bold green") if holds else ("✗ ", "bold red")
+    told = "holds         " if holds else "DOES NOT HOLD "
+    return Text.assemble(sign, (f"{name:<22}", "bold"), told)
 
 
 def picture(console: Console) -> str:
@@ -192,12 +191,6 @@ def heading(console: Console, text: str, command: str | None = None) -> None:
     if command is not None:
         # Never wrapped, so that it can be copied.
         console.print(f"[dim]$[/] [cyan]{escape(command)}[/]", highlight=False, soft_wrap=True)
-
-
-@cache
-def _names(file: str, key: str) -> dict[str, str]:
-    with data_file(file).open(newline="", encoding="utf-8") as lines:
-        return {row[key]: row["name"] for row in csv.DictReader(lines)}
 
 
 def _minutes(delay: int | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -212,16 +213,12 @@ def _families(pids: Iterable[int]) -> set[psutil.Process]:
 
 
 def _bytes(process: psutil.Process) -> int:
-    try:
-        info = process.memory_full_info()
-        return int(getattr(info, "pss", info.rss))
-    except psutil.AccessDenied:
-        try:
-            return int(process.memory_info().rss)
-        except psutil.Error:
-            return 0
-    except psutil.Error:
-        return 0
+    with suppress(psutil.Error):
+        with suppress(psutil.AccessDenied):
+            info = process.memory_full_info()
+            return int(getattr(info, "pss", info.rss))
+        return int(process.memory_info().rss)
+    return 0
 
 
 class Watcher:
@@ -272,16 +269,16 @@ class Watcher:
             ReaderPosition(self._entity, topic, partition, offset)
             for partition, offset in vector.items()
         ]
-        lags = [behind.lag_seconds for behind in self._lag.rows(positions)]
-        seconds = max(lags) if lags else None
-        return applied, seconds
+        lags = (behind.lag_seconds for behind in self._lag.rows(positions))
+        return applied, max(lags, default=None)
 
     def _in_archive(self) -> int:
         """Rows in the lake, counted from its statistics at most once a second."""
         if time.monotonic() >= self._archive_due:
             self._archive_due = time.monotonic() + _ARCHIVE_EVERY_S
             if ArchiveLog(self._config, self._entity).exists():
-                self._archived = ArchiveReader(self._config, self._entity).counts().rows
+                files = ArchiveReader(self._config, self._entity).files()
+                self._archived = sum(file.rows for file in files)
         return self._archived
 
 

@@ -3,102 +3,15 @@
 ``retryable`` is a fact of the class: the same call may succeed later without anybody changing
 anything. ``exit_code`` is what the command line returns, ``http_status`` what the API answers.
 Foreign errors (psycopg, librdkafka, Spark) are translated into this tree once, in the room that
-is the driver's home.
+is the driver's home. Every class of these modules is an error of the tree, and is imported here.
 """
 
 from everstate.errors.base import EverstateError as EverstateError
-from everstate.errors.commands import CommandParked as CommandParked
-from everstate.errors.commands import CommandTimedOut as CommandTimedOut
-from everstate.errors.commands import InvalidCommand as InvalidCommand
-from everstate.errors.commands import ProcessFailed as ProcessFailed
-from everstate.errors.commands import Rejected as Rejected
-from everstate.errors.commands import StateStoreFailed as StateStoreFailed
-from everstate.errors.declarations import HIDDEN as HIDDEN
-from everstate.errors.declarations import InvalidCapture as InvalidCapture
-from everstate.errors.declarations import InvalidConfig as InvalidConfig
-from everstate.errors.declarations import InvalidDerivation as InvalidDerivation
-from everstate.errors.declarations import InvalidEntityType as InvalidEntityType
-from everstate.errors.declarations import InvalidModelChange as InvalidModelChange
-from everstate.errors.declarations import InvalidProject as InvalidProject
-from everstate.errors.declarations import InvalidTrigger as InvalidTrigger
-from everstate.errors.declarations import InvalidView as InvalidView
-from everstate.errors.declarations import MissingExtra as MissingExtra
-from everstate.errors.declarations import UnknownCapture as UnknownCapture
-from everstate.errors.declarations import UnknownEntity as UnknownEntity
-from everstate.errors.declarations import UnknownSetting as UnknownSetting
-from everstate.errors.declarations import UnknownView as UnknownView
-from everstate.errors.declarations import WrongSource as WrongSource
-from everstate.errors.entities import ChangeTooLarge as ChangeTooLarge
-from everstate.errors.entities import ContradictoryQuery as ContradictoryQuery
-from everstate.errors.entities import Deleted as Deleted
-from everstate.errors.entities import ImportFailed as ImportFailed
-from everstate.errors.entities import InvalidChange as InvalidChange
-from everstate.errors.entities import InvalidQuery as InvalidQuery
-from everstate.errors.entities import InvalidToken as InvalidToken
-from everstate.errors.entities import MissingProvenance as MissingProvenance
-from everstate.errors.entities import NotCaughtUp as NotCaughtUp
-from everstate.errors.entities import NotFound as NotFound
-from everstate.errors.entities import NoViews as NoViews
-from everstate.errors.entities import ThrottledChangesWait as ThrottledChangesWait
-from everstate.errors.entities import TooManyRows as TooManyRows
-from everstate.errors.entities import VersionConflict as VersionConflict
-from everstate.errors.log import CorruptRecord as CorruptRecord
-from everstate.errors.log import DataLoss as DataLoss
-from everstate.errors.log import DeliveryFailed as DeliveryFailed
-from everstate.errors.log import LogError as LogError
-from everstate.errors.log import LogIdentityChanged as LogIdentityChanged
-from everstate.errors.log import LogTruncated as LogTruncated
-from everstate.errors.log import RecordRefused as RecordRefused
-from everstate.errors.log import StoreBehindLog as StoreBehindLog
-from everstate.errors.log import TopicResized as TopicResized
-from everstate.errors.outbox import ChainBroken as ChainBroken
-from everstate.errors.outbox import NotAllowed as NotAllowed
-from everstate.errors.outbox import NotRegistered as NotRegistered
-from everstate.errors.pipeline import ArchiveDamaged as ArchiveDamaged
-from everstate.errors.pipeline import ArchiveError as ArchiveError
-from everstate.errors.pipeline import ArchiveFull as ArchiveFull
-from everstate.errors.pipeline import BuildFailed as BuildFailed
-from everstate.errors.pipeline import BuildGivenUp as BuildGivenUp
-from everstate.errors.pipeline import CaptureFailed as CaptureFailed
-from everstate.errors.pipeline import GapTooWide as GapTooWide
-from everstate.errors.pipeline import HeldOverflow as HeldOverflow
-from everstate.errors.pipeline import LocalStateError as LocalStateError
-from everstate.errors.pipeline import NoArchive as NoArchive
-from everstate.errors.pipeline import NoGap as NoGap
-from everstate.errors.pipeline import PipelineError as PipelineError
-from everstate.errors.pipeline import PositionMoved as PositionMoved
-from everstate.errors.pipeline import PublishRefused as PublishRefused
-from everstate.errors.pipeline import RequestCancelled as RequestCancelled
-from everstate.errors.pipeline import RowsUnplaced as RowsUnplaced
-from everstate.errors.pipeline import SourceReplaced as SourceReplaced
-from everstate.errors.pipeline import SparkLost as SparkLost
-from everstate.errors.pipeline import StoreSilent as StoreSilent
-from everstate.errors.pipeline import TableMisread as TableMisread
-from everstate.errors.pipeline import TableReplaced as TableReplaced
-from everstate.errors.pipeline import VerificationFailed as VerificationFailed
-from everstate.errors.pipeline import VersionsDiffer as VersionsDiffer
-from everstate.errors.pipeline import ViewFailed as ViewFailed
-from everstate.errors.pipeline import ViewRowsMissing as ViewRowsMissing
-from everstate.errors.pipeline import ViewStoreError as ViewStoreError
-from everstate.errors.requests import AlreadyExists as AlreadyExists
-from everstate.errors.requests import EventConflict as EventConflict
-from everstate.errors.requests import IdempotencyKeyReused as IdempotencyKeyReused
-from everstate.errors.requests import InvalidBody as InvalidBody
-from everstate.errors.requests import InvalidRequest as InvalidRequest
-from everstate.errors.requests import NotPermitted as NotPermitted
-from everstate.errors.requests import PageGone as PageGone
-from everstate.errors.requests import PreconditionFailed as PreconditionFailed
-from everstate.errors.requests import RequestTooLarge as RequestTooLarge
-from everstate.errors.requests import TooManyRequests as TooManyRequests
-from everstate.errors.requests import Unauthenticated as Unauthenticated
-from everstate.errors.requests import UnsupportedMediaType as UnsupportedMediaType
-from everstate.errors.servers import Fenced as Fenced
-from everstate.errors.servers import InUse as InUse
-from everstate.errors.servers import LocalStackError as LocalStackError
-from everstate.errors.servers import MissingColumn as MissingColumn
-from everstate.errors.servers import MissingTable as MissingTable
-from everstate.errors.servers import RoleEnded as RoleEnded
-from everstate.errors.servers import SourceError as SourceError
-from everstate.errors.servers import StatementRefused as StatementRefused
-from everstate.errors.servers import Unavailable as Unavailable
-from everstate.errors.servers import ValueRefused as ValueRefused
+from everstate.errors.commands import *
+from everstate.errors.declarations import *
+from everstate.errors.entities import *
+from everstate.errors.log import *
+from everstate.errors.outbox import *
+from everstate.errors.pipeline import *
+from everstate.errors.requests import *
+from everstate.errors.servers import *

@@ -213,13 +213,12 @@ def provenance_headers(*, local: bool) -> list[JsonSchema]:
         header(names.OCCURRED_AT, TIME, "When it happened in the world. Default: now."),
     ]
     default = "" if local else " Default: that of the token."
-    service = f"The service that writes.{default}"
-    identifier = f"The user, job or instance of the service.{default}"
-    return [
-        *found,
-        header(names.SERVICE, short, service, required=local),
-        header(names.IDENTIFIER, short, identifier, required=local),
-    ]
+    for name, what in (
+        (names.SERVICE, "The service that writes."),
+        (names.IDENTIFIER, "The user, job or instance of the service."),
+    ):
+        found.append(header(name, short, f"{what}{default}", required=local))
+    return found
 
 
 def answers(
@@ -254,13 +253,7 @@ def add_headers(
 
 def header(name: str, schema: JsonSchema, what: str, *, required: bool = False) -> JsonSchema:
     """A parameter that is a header."""
-    return {
-        "name": name,
-        "in": "header",
-        "required": required,
-        "schema": schema,
-        "description": what,
-    }
+    return {**query(name, schema, what), "in": "header", "required": required}
 
 
 def in_path(name: str, schema: JsonSchema, what: str) -> JsonSchema:

@@ -1,7 +1,4 @@
-"""The local stack: real servers as child processes, the jars of Spark, and a JVM.
-
-Layer: imports config, telemetry and errors only.
-"""
+"""The local stack: real servers as child processes, the jars of Spark, and a JVM."""
 
 from everstate.local.artifacts import spark_jars as spark_jars
 from everstate.local.checks import disk_check as disk_check
@@ -12,7 +9,6 @@ from everstate.local.jvm import java_home as java_home
 from everstate.local.progress import SILENT as SILENT
 from everstate.local.progress import ConsoleProgress as ConsoleProgress
 from everstate.local.progress import SentenceProgress as SentenceProgress
-from everstate.local.progress import StackProgress as StackProgress
 from everstate.local.stack import ServerStatus as ServerStatus
 from everstate.local.stack import Stack as Stack
 from everstate.local.stack import project_config as project_config

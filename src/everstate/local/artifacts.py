@@ -114,7 +114,11 @@ def _base_url(config: Config) -> str:
     """The repository's address; raises InvalidConfig for one whose login cannot be told apart."""
     url = config.local.jars_url
     if url is None:
-        return _public_url().rstrip("/")
+        # Imported here: jgo, which has the address of the public repository (decision 0005), takes
+        # longer than starting PostgreSQL, and is needed for downloads only.
+        from jgo.constants import MAVEN_CENTRAL_URL
+
+        return str(MAVEN_CENTRAL_URL).rstrip("/")
     try:
         parts = urlsplit(url)
         is_misread = "@" in parts.path + parts.query + parts.fragment
@@ -128,14 +132,6 @@ def _base_url(config: Config) -> str:
             "%23 for # and %5B for [ in the password",
         ) from None
     return url.rstrip("/")
-
-
-def _public_url() -> str:
-    """The public Maven repository, with the address from jgo (decision 0005)."""
-    # Importing jgo takes longer than starting PostgreSQL, and is needed for downloads only.
-    from jgo.constants import MAVEN_CENTRAL_URL
-
-    return str(MAVEN_CENTRAL_URL)
 
 
 class _Checked:

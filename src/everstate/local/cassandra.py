@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import struct
 from pathlib import Path
 from typing import Final
@@ -16,7 +15,6 @@ from everstate.local.jvm import Jvm, find_jvm, java_env, java_home
 from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder
 
-_PROBE_S: Final = 2.0
 _JAVA_MAJOR: Final = 17
 _PROTOCOL_VERSION, _OPTIONS, _SUPPORTED = 0x05, 0x05, 0x06
 
@@ -183,8 +181,7 @@ class CassandraServer(Server):
 
     def probe(self, ports: Ports) -> None:
         """Request the options of the native protocol; raises OSError while there is no answer."""
-        address = ("127.0.0.1", ports["client"])
-        with socket.create_connection(address, timeout=_PROBE_S) as connection:
+        with self._dial(ports) as connection:
             connection.sendall(struct.pack(">BBhBi", _PROTOCOL_VERSION, 0, 1, _OPTIONS, 0))
             with connection.makefile("rb") as stream:
                 head = stream.read(9)

@@ -31,15 +31,16 @@ _MEMORY_BYTES_MIN = 4_000_000_000
 
 def machine_checks(config: Config) -> list[Finding]:
     """Python, Java, root, memory, disk, ports and cache; takes about a second."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
     return [
-        _python(),
+        Finding("python", "ok", f"{version} ({sys.executable})"),
         _java(config),
         _root(),
         _memory(),
         disk_check("data folder", config.project.data_dir),
         *_closed(config.project.data_dir),
         disk_check("cache folder", cache_dir(config)),
-        _ports(),
+        Finding("ports", "ok", f"loopback ports can be bound (tried {free_port(set())})"),
         _cache(config),
     ]
 
@@ -64,11 +65,6 @@ def stack_checks(config: Config) -> list[Finding]:
             step = f"read {server.log}, then run everstate up"
             checks.append(Finding(server.name, "fail", found, advice=step))
     return checks
-
-
-def _python() -> Finding:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    return Finding("python", "ok", f"{version} ({sys.executable})")
 
 
 def _starts_cassandra(config: Config) -> bool:
@@ -136,11 +132,6 @@ def _closed(folder: Path) -> list[Finding]:
         return []
     found = f"{folder}: other users of this machine can read it"
     return [Finding("data folder", "warn", found, advice=f"chmod 700 {folder}")]
-
-
-def _ports() -> Finding:
-    port = free_port(set())
-    return Finding("ports", "ok", f"loopback ports can be bound (tried {port})")
 
 
 def _cache(config: Config) -> Finding:

@@ -11,15 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from everstate.config import Config
-from everstate.local.artifacts import (
-    artifacts_of,
-    cache_dir,
-    cached,
-)
+from everstate.local.artifacts import artifacts_of, cache_dir, cached
 from everstate.local.class_archive import class_archive_options
 from everstate.local.files import listed, unpacked
 from everstate.local.jvm import java_env, java_home
-from everstate.local.server import Launch, Ports, Server
+from everstate.local.server import LOG4J, Launch, Ports, Server
 from everstate.private import private_folder, properties, write_private
 
 _PROBE_S = 2.0
@@ -51,15 +47,8 @@ config.providers.file.class=org.apache.kafka.common.config.provider.FileConfigPr
 producer.compression.type=lz4
 """
 
-_LOGGING = """\
-status = WARN
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
-rootLogger.level = WARN
-rootLogger.appenderRef.out.ref = out
-# A topic that is made a moment later is no news.
+_LOGGING = f"""\
+{LOG4J}# A topic that is made a moment later is no news.
 logger.network.name = org.apache.kafka.clients.NetworkClient
 logger.network.level = ERROR
 """

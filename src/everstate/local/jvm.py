@@ -101,9 +101,12 @@ def java_env(jars: Sequence[str]) -> dict[str, str]:
 @cache
 def _ask(source: str, java: str) -> Jvm | None:
     """Version information that ``java`` prints; None when it does not run."""
-    output = _run(java, "-XshowSettings:properties", "-version")
-    if output is None:
+    argv = (java, "-XshowSettings:properties", "-version")
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_S_MAX, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
+    output = done.stdout + done.stderr
     home = re.search(r"^\s*java\.home = (.+)$", output, re.MULTILINE)
     version = re.search(r"^\s*java\.version = (.+)$", output, re.MULTILINE)
     spec = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", output, re.MULTILINE)
@@ -115,11 +118,3 @@ def _ask(source: str, java: str) -> Jvm | None:
         version=version[1].strip(),
         source=source,
     )
-
-
-def _run(*argv: str) -> str | None:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_ASK_S_MAX, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout + done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import socket
 import struct
 import subprocess
 import uuid
@@ -15,10 +14,9 @@ from everstate.local.artifacts import artifacts_of, cached
 from everstate.local.class_archive import class_archive_options
 from everstate.local.files import listed
 from everstate.local.jvm import java_env, java_home
-from everstate.local.server import Launch, Ports, Server
+from everstate.local.server import LOG4J, Launch, Ports, Server
 from everstate.private import private_folder, properties
 
-_PROBE_S = 2.0
 _METADATA, _METADATA_VERSION = 3, 1
 
 _PROPERTIES = """\
@@ -44,15 +42,8 @@ broker.heartbeat.interval.ms=500
 log.cleaner.dedupe.buffer.size=8388608
 """
 
-_LOGGING = """\
-status = WARN
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
-rootLogger.level = WARN
-rootLogger.appenderRef.out.ref = out
-logger.server.name = kafka.server
+_LOGGING = f"""\
+{LOG4J}logger.server.name = kafka.server
 logger.server.level = INFO
 """
 
@@ -121,8 +112,7 @@ class KafkaServer(Server):
     def probe(self, ports: Ports) -> None:
         """Request the cluster's metadata; raises OSError unless it names one broker."""
         request = struct.pack(">hhihi", _METADATA, _METADATA_VERSION, 1, -1, 0)
-        address = ("127.0.0.1", ports["client"])
-        with socket.create_connection(address, timeout=_PROBE_S) as connection:
+        with self._dial(ports) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             with connection.makefile("rb") as stream:
                 (size,) = struct.unpack(">i", _exactly(stream.read(4), 4))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import zipfile
 from pathlib import Path
@@ -20,7 +19,6 @@ from everstate.private import private_folder, write_private
 
 _USER = "everstate"
 _DATABASE = "everstate"
-_PROBE_S = 2.0
 _PROTOCOL = 10
 _KEPT = ("/bin/", "/scripts/", "/share/", "/libs/")
 _DROPPED = (".jar", ".a")
@@ -88,7 +86,10 @@ class MariaDbServer(Server):
         """Unpack the binaries once per user, make the data folder once, write the settings."""
         home = self._unpack()
         private_folder(self._folder / "tmp")
-        self._write_secrets()
+        make_password(self._password)
+        password = self._password.read_text("utf-8").strip()
+        users = _USERS.format(database=_DATABASE, user=_USER, password=password)
+        write_private(self._folder / "users.sql", users)
         fsync = self._config.local.fsync
         self._settings.write_text(
             _SETTINGS.format(
@@ -111,18 +112,10 @@ class MariaDbServer(Server):
 
     def probe(self, ports: Ports) -> None:
         """Read the server's greeting; raises OSError while there is none."""
-        address = ("127.0.0.1", ports["client"])
-        with socket.create_connection(address, timeout=_PROBE_S) as connection:
+        with self._dial(ports) as connection:
             greeting = connection.recv(5)
         if len(greeting) < 5 or greeting[4] != _PROTOCOL:
             raise ConnectionError("MariaDB does not accept connections yet")
-
-    def _write_secrets(self) -> None:
-        """Make the password once, and the statements that the server reads at its start."""
-        make_password(self._password)
-        password = self._password.read_text("utf-8").strip()
-        users = _USERS.format(database=_DATABASE, user=_USER, password=password)
-        write_private(self._folder / "users.sql", users)
 
     def _install(self, home: Path, env: dict[str, str], new: Path) -> None:
         command = (

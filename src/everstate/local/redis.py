@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sysconfig
 
 from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder
-
-_PROBE_S = 2.0
 
 
 class RedisServer(Server):
@@ -51,8 +48,7 @@ class RedisServer(Server):
 
     def probe(self, ports: Ports) -> None:
         """Send PING; raises OSError while it does not answer, or still reads its file."""
-        address = ("127.0.0.1", ports["client"])
-        with socket.create_connection(address, timeout=_PROBE_S) as connection:
+        with self._dial(ports) as connection:
             connection.sendall(b"PING\r\n")
             if connection.recv(5) != b"+PONG":
                 raise ConnectionError("Redis does not answer yet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,17 @@ from everstate.local.artifacts import Artifact
 
 Ports = Mapping[str, int]
 """Name of the port → number."""
+LOG4J = """\
+status = WARN
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
+rootLogger.level = WARN
+rootLogger.appenderRef.out.ref = out
+"""
+"""What a server in Java logs: warnings, to its output."""
+_PROBE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +66,7 @@ class Server(ABC):
     def reached(self, config: Config, ports: Ports) -> Config:
         """The settings with its address; unchanged for one that no setting names."""
         return config
+
+    def _dial(self, ports: Ports) -> socket.socket:
+        """A connection to it; raises OSError."""
+        return socket.create_connection(("127.0.0.1", ports["client"]), timeout=_PROBE_S)

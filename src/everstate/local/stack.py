@@ -224,7 +224,12 @@ class Stack:
         Also those that the settings do not name any more, because they give the address of
         another server now.
         """
-        return self._stop([*self._servers, *self._unnamed()])
+        unnamed = [
+            name
+            for name, known in self._remembered().items()
+            if name not in self._servers and known.process is not None
+        ]
+        return self._stop([*self._servers, *unnamed])
 
     def _stop(self, wanted: list[str]) -> list[str]:
         if not wanted or not self._config.project.data_dir.exists():
@@ -292,14 +297,6 @@ class Stack:
     def _server(self, name: str) -> Server:
         """The server of that name, also when the settings do not name it any more."""
         return self._servers.get(name) or self._make(name)
-
-    def _unnamed(self) -> list[str]:
-        """Servers that were started before the settings gave the address of another one."""
-        return [
-            name
-            for name, known in self._remembered().items()
-            if name not in self._servers and known.process is not None
-        ]
 
     def _remembered(self) -> dict[str, Remembered]:
         """The record of each server of this folder, by name.
@@ -386,7 +383,8 @@ class Stack:
                 took = time.monotonic() - began
                 steps.step(f"{name} answers on 127.0.0.1:{now['client']} after {took:.1f} s")
                 return
-            if attempt == _ATTEMPTS or not self._may_try_again(name):
+            tail = self._tail(name)
+            if attempt == _ATTEMPTS or not any(reason in tail for reason in _TRY_AGAIN):
                 raise self.failure(name, "did not start")
             time.sleep(attempt)
 
@@ -440,10 +438,6 @@ class Stack:
         for stray in strays(server.marker, server.program, self._folder(name)):
             ran = end(stray, server.stop_signal, patience_s=_STOP_S_MAX) or True
         return ran
-
-    def _may_try_again(self, name: str) -> bool:
-        tail = self._tail(name)
-        return any(reason in tail for reason in _TRY_AGAIN)
 
     def _tail(self, name: str) -> str:
         """The last lines of the log since the last start."""

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -219,6 +220,9 @@ class Producer:
         An older instance is fenced: its open transaction is aborted, or completed when its commit
         had begun. Raises Fenced or Unavailable.
         """
+        # Without a connection, librdkafka looks for the coordinator again half a second later.
+        with suppress(KafkaException):
+            self._client.list_topics(timeout=min(timeout_s, _STEP_S))
         self._until(timeout_s, "starting transactions", self._client.init_transactions)
 
     def begin(self) -> None:

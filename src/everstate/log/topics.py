@@ -177,10 +177,8 @@ def _deleted(name: str, log: LogConfig, hours: float, bytes_max: int) -> _Wanted
 def _changelog(name: str, log: LogConfig, bytes_max: int, *, has_own: bool = False) -> _Wanted:
     """A topic that keeps changes as long, and as many, as the configuration says."""
     found = _deleted(name, log, log.changes_retention_hours, bytes_max)
-    limit = {"retention.bytes": "-1"} if has_own else {}
-    if log.changes_retention_bytes >= 0:
-        limit = {"retention.bytes": str(log.changes_retention_bytes // log.partitions)}
-    return replace(found, config={**found.config, **limit}, has_own=has_own)
+    limit = str(log.changes_retention_bytes // log.partitions)  # -1 stays -1: no limit
+    return replace(found, config={**found.config, "retention.bytes": limit}, has_own=has_own)
 
 
 def _compacted(name: str, log: LogConfig, bytes_max: int, more: Mapping[str, str]) -> _Wanted:

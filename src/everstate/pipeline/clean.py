@@ -339,7 +339,7 @@ class Cleaner(Worker):
 
     def _count(self, wait_s: float) -> None:
         """Read on, without rows, to find the end of a large transaction."""
-        read_to = {0: self._cleaned.counting.read_to}
+        read_to = {0: self._cleaned.counting.counted_to}
         job = self._launch(read_to, wait_s, 4 * self._records_max, is_bare=True)
         if job is not None:
             self._cleaned.add_counted(job.columns.result(), job.spans[0].end)

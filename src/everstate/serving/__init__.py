@@ -3,11 +3,8 @@
 from everstate.serving.answers import ColdRead as ColdRead
 from everstate.serving.answers import Entity as Entity
 from everstate.serving.answers import Explanation as Explanation
-from everstate.serving.answers import FoundRow as FoundRow
 from everstate.serving.answers import Place as Place
 from everstate.serving.answers import Version as Version
-from everstate.serving.answers import ViewLag as ViewLag
-from everstate.serving.answers import ViewRow as ViewRow
 from everstate.serving.differences import ABSENT as ABSENT
 from everstate.serving.differences import Difference as Difference
 from everstate.serving.differences import differences as differences

@@ -127,18 +127,6 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewLag:
-    """State and lag of a view: how much its answers may lack."""
-
-    view: str
-    status: str
-    reason: str | None
-    lag_changes: int | None
-    """``None``: the log does not answer."""
-    lag_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class ViewRow:
     """State, position and lag of one version of a view."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from everstate.archive import ArchiveLog, ArchiveReader
 from everstate.changes.codec import decode_wire
@@ -111,7 +111,9 @@ def _accepted(control: ViewStatuses, core: Core, places: Sequence[_Place]) -> li
 def _rows(accepted: Sequence[_Place]) -> list[Row]:
     images = cut([place[3] for place in accepted])
     texts = (images.provenance, images.state, images.event, images.transaction)
-    decoded = [[_decoded(text) for text in column.to_pylist()] for column in texts]
+    decoded = [
+        [None if text is None else decode(text) for text in column.to_pylist()] for column in texts
+    ]
     rows: list[Row] = []
     as_of: datetime | None = None
     for place, provenance, state, event, transaction in zip(accepted, *decoded, strict=True):
@@ -120,7 +122,3 @@ def _rows(accepted: Sequence[_Place]) -> list[Row]:
         head = (wire.key, wire.version, wire.kind.value, state, as_of, wire.occurred_at)
         rows.append((*head, wire.recorded_at, wire.id, provenance, *place[:3], event, transaction))
     return rows
-
-
-def _decoded(text: str | None) -> Any:
-    return None if text is None else decode(text)

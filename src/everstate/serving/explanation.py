@@ -16,11 +16,10 @@ def explain(config: Config, connection: ReadConnection, version: Version) -> Exp
     Raises Unavailable or ArchiveError when one of them cannot be read. Cost: one statement, and
     reading the lake table's statistics.
     """
-    place = version.place
-    topic = TopicNames(config.log.prefix).changes(version.entity, place.generation)
+    topics = TopicNames(config.log.prefix)
     return Explanation(
         version=version,
-        topic=topic,
+        topic=topics.changes(version.entity, version.place.generation),
         archived=_archived(config, version),
         applied_by=_applied_by(config, connection, version),
     )
@@ -35,7 +34,8 @@ def _archived(config: Config, version: Version) -> ArchivedAt | None:
     )
     if found is None:
         return None
-    return ArchivedAt(found.file, found.commit_version, found.committed_at)
+    file, row = found
+    return ArchivedAt(file, row.commit_version, row.committed_at)
 
 
 def _applied_by(

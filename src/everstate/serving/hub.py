@@ -202,19 +202,16 @@ class ChangeHub(SharedReader):
                 return 0.0
         self._is_cut_off = True
         for delivery in self._stream:
-            self._hand_over(delivery)
+            with self._lock:
+                self._spots[delivery.partition] = delivery.spot
+                self._remember(delivery)
+                for key in (key_of(delivery), None):
+                    for each in self._by_key.get(key, ()):
+                        each.offer(delivery)
         return 0.0
 
     def _leave_source(self) -> None:
         self._stream.close()
-
-    def _hand_over(self, delivery: Delivery) -> None:
-        with self._lock:
-            self._spots[delivery.partition] = delivery.spot
-            self._remember(delivery)
-            key = key_of(delivery)
-            for each in (*self._by_key.get(key, ()), *self._by_key.get(None, ())):
-                each.offer(delivery)
 
     def _remember(self, delivery: Delivery) -> None:
         self._memory.append(delivery)

@@ -189,10 +189,7 @@ def archive_position(config: Config, entity: str) -> dict[int, dict[int, int]]:
     """
     try:
         # Imported here: the reader of the lake is an extra.
-        from everstate.archive.commits import ArchiveLog
         from everstate.archive.reader import ArchiveReader
     except ModuleNotFoundError as error:
         raise MissingExtra.of(error) or error from error
-    if not ArchiveLog(config, entity).exists():
-        return {}
     return ArchiveReader(config, entity).position()

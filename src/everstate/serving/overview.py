@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from everstate.config import Config
 from everstate.postgres import identifier
-from everstate.serving.answers import ViewLag, ViewRow
+from everstate.serving.answers import ViewRow
 from everstate.serving.connection import ReadConnection
 from everstate.serving.freshness import Behind, Freshness
 from everstate.views.control import KEPT, ViewPosition, ViewVersion
@@ -82,8 +82,13 @@ def views(
     return found
 
 
-def standing(config: Config, connection: ReadConnection, name: str) -> ViewLag | None:
-    """State and lag of a view's published version; ``None``: there is none."""
+def standing(
+    config: Config, connection: ReadConnection, name: str
+) -> tuple[ViewVersion, Behind | None] | None:
+    """State and lag of a view's published version; ``None``: there is none.
+
+    Its error may be that of a view that it reads. No lag: the log does not answer.
+    """
     control = connection.standings(config.views.schema_name)
     row = next((row for row in control.versions(name) if row.published), None)
     if row is None:
@@ -92,14 +97,7 @@ def standing(config: Config, connection: ReadConnection, name: str) -> ViewLag |
     places = _by_version(control.positions())
     mine = [place for each in versions for place in places.get((each.name, each.version), [])]
     lag = _lags(config, {(row.name, row.version): mine})[row.name, row.version]
-    told = replace(row, error=row.error or _error(versions[1:]))
-    return ViewLag(
-        view=name,
-        status=told.shown,
-        reason=told.why,
-        lag_changes=None if lag is None else lag.changes,
-        lag_seconds=None if lag is None else lag.seconds,
-    )
+    return replace(row, error=row.error or _error(versions[1:])), lag
 
 
 def _inputs(row: ViewVersion, versions: Iterable[ViewVersion]) -> list[ViewVersion]:

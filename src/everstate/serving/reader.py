@@ -30,7 +30,6 @@ from everstate.serving.answers import (
     FoundRow,
     Place,
     Version,
-    ViewLag,
     ViewRow,
 )
 from everstate.serving.connection import WAIT_S, ReadConnection
@@ -109,18 +108,15 @@ class Reader(Closing):
         moment = at or recorded_at
         if is_cold:
             return self._cold_entity(kind, key, at, recorded_at, version)
+        query = statements.now
+        values: tuple[Any, ...] = (key,)
         if at is not None:
-            row = self.connection.row(
-                statements.at(self.schema, entity), (key, statements.aware(at))
-            )
+            query, values = statements.at, (key, statements.aware(at))
         elif recorded_at is not None:
-            row = self.connection.row(
-                statements.recorded_at(self.schema, entity), (key, statements.aware(recorded_at))
-            )
+            query, values = statements.recorded_at, (key, statements.aware(recorded_at))
         elif version is not None:
-            row = self.connection.row(statements.version(self.schema, entity), (key, version))
-        else:
-            row = self.connection.row(statements.now(self.schema, entity), (key,))
+            query, values = statements.version, (key, version)
+        row = self.connection.row(query(self.schema, entity), values)
         if row is None and given and self._is_cut_off(entity, key):
             return self._cold_entity(kind, key, at, recorded_at, version)
         if row is None or row[3] is None:
@@ -150,8 +146,12 @@ class Reader(Closing):
         from everstate.serving.predicates import condition, field_of, order_term
 
         kind = self.entity_type(entity)
-        if at is not None:
-            self._needs_history(entity)
+        if at is not None and not self.project.keeps_history(entity):
+            raise InvalidQuery(
+                f"no history is kept of {entity}: it was registered with history=False.",
+                advice=f"`everstate views query {entity} --at …` asks the archive for all of them; "
+                "`get` and `history` do for one.",
+            )
         find = partial(field_of, kind)
         predicates = [condition(text, find) for text in where]
         orders = [order_term(text, find) for text in order]
@@ -214,13 +214,7 @@ class Reader(Closing):
         ]
 
     def newest_first(
-        self,
-        entity: str,
-        key: str,
-        *,
-        before: int | None = None,
-        wait_for: str | None = None,
-        wait_s: float = WAIT_S,
+        self, entity: str, key: str, *, before: int | None = None
     ) -> Iterator[Version]:
         """Versions of one entity, newest first, read in pages: who stops early reads no more.
 
@@ -228,9 +222,7 @@ class Reader(Closing):
         in memory, and a statement each; what the views do not have is one look-up in the lake.
         """
         limit = _PAGE if self.project.keeps_history(entity) else None
-        page = self.history(
-            entity, key, limit=limit, before=before, wait_for=wait_for, wait_s=wait_s
-        )
+        page = self.history(entity, key, limit=limit, before=before)
         while page:
             yield from reversed(page)
             oldest = page[0]
@@ -295,13 +287,6 @@ class Reader(Closing):
         from everstate.serving import overview
 
         return overview.views(self.config, self.connection, self.project.views)
-
-    def standing(self, view: str) -> ViewLag | None:
-        """State and lag of a view's published version; ``None``: there is none."""
-        # Imported here: a look-up needs no client of the log.
-        from everstate.serving import overview
-
-        return overview.standing(self.config, self.connection, view)
 
     def token(self, view: str) -> str:
         """The token of a view's present position; raises UnknownView, ThrottledChangesWait."""
@@ -421,14 +406,6 @@ class Reader(Closing):
         if name not in known:
             raise UnknownEntity(name, tuple(known))
         return known[name]
-
-    def _needs_history(self, entity: str) -> None:
-        if not self.project.keeps_history(entity):
-            raise InvalidQuery(
-                f"no history is kept of {entity}: it was registered with history=False.",
-                advice=f"`everstate views query {entity} --at …` asks the archive for all of them; "
-                "`get` and `history` do for one.",
-            )
 
     def _is_cut_off(self, entity: str, key: str) -> bool:
         """Whether the history of a key lacks its first versions."""

@@ -39,18 +39,15 @@ def listed_views(reader: Reader) -> list[dict[str, Any]]:
         mine = [row for row in rows if row.name == kept_as]
         seen = next((r for r in mine if registered[r.name, r.version].published), None)
         later = [row for row in mine if seen is None or row.version > seen.version]
-        record: dict[str, Any] = {"name": name, **_entities(reader, name, mine)}
-        record |= _standing(seen, later)
+        if name in project.refused_views:
+            entities = sorted({row.entity for row in mine})
+        else:
+            entities = list(entities_of(project, name))
+        record: dict[str, Any] = {"name": name, "entities": entities, **_standing(seen, later)}
         version = None if seen is None else registered[seen.name, seen.version]
         record |= _columns(reader, name, version, columns.get(name, []))
         found.append(record)
     return found
-
-
-def _entities(reader: Reader, name: str, rows: Sequence[ViewRow]) -> Mapping[str, Any]:
-    if name in reader.project.refused_views:
-        return {"entities": sorted({row.entity for row in rows})}
-    return {"entities": list(entities_of(reader.project, name))}
 
 
 def _standing(seen: ViewRow | None, later: Sequence[ViewRow]) -> Mapping[str, Any]:

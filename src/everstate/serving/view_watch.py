@@ -18,18 +18,13 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from everstate.changes.row_json import row_json
 from everstate.config import Config
-from everstate.errors import (
-    MissingTable,
-    NotFound,
-    TooManyRows,
-)
+from everstate.errors import MissingTable, NotFound, TooManyRows
 from everstate.postgres import Connection, identifier
 from everstate.serving.connection import pooled
 from everstate.serving.places import check_here, published
@@ -160,8 +155,10 @@ class ViewWatch(SharedReader):
             before = self._whole
             number = found.number
             if before is not None and before.version != found.version:
+                # Of another version no row is compared: every subscriber gets all rows again.
                 number += 1
-                self._forget(number)
+                self._steps.clear()
+                self._remembered = number
             elif before is not None and (changes := _changed(before.rows, found.rows)):
                 number += 1
                 self._remember(RowStep(number, found.token, changes))
@@ -170,11 +167,6 @@ class ViewWatch(SharedReader):
             )
         if before is not None and number != before.number:
             self._wake_all()
-
-    def _forget(self, number: int) -> None:
-        """Of another version no row is compared: every subscriber gets all rows again."""
-        self._steps.clear()
-        self._remembered = number
 
     def _remember(self, step: RowStep) -> None:
         self._steps.append(step)
@@ -186,16 +178,19 @@ class ViewWatch(SharedReader):
 
     def _marked(self) -> object:
         """What differs whenever the view was changed."""
-        with _missing(self._view), pooled(self._config.views_dsn) as connection:
-            control = ViewStatuses(connection, self._config.views.schema_name)
-            row = published(control, self._project, self._view)
-            names = row.inputs or (row.name,)
-            places = [
-                (each.view, each.version, each.generation, each.partition, each.next_offset)
-                for each in control.positions()
-                if each.view in names
-            ]
-            waits = {at: each for at, each in control.deferred().items() if at[0] in names}
+        try:
+            with pooled(self._config.views_dsn) as connection:
+                control = ViewStatuses(connection, self._config.views.schema_name)
+                row = published(control, self._project, self._view)
+                names = row.inputs or (row.name,)
+                places = [
+                    (each.view, each.version, each.generation, each.partition, each.next_offset)
+                    for each in control.positions()
+                    if each.view in names
+                ]
+                waits = {at: each for at, each in control.deferred().items() if at[0] in names}
+        except MissingTable as cause:
+            raise NotFound(f"view {self._view} does not exist any more.") from cause
         return row.version, row.published_at, row.built, places, waits
 
     def _rows(self, number: int) -> WholeView:
@@ -216,15 +211,6 @@ class ViewWatch(SharedReader):
         key = key_of(self._project, self._view, version, columns)
         by_key = _by_key(columns, key, rows)
         return WholeView(number, standpoint.token, version.version, columns, key, by_key)
-
-
-@contextmanager
-def _missing(view: str) -> Iterator[None]:
-    """Translate the error for control tables that do not exist (any more)."""
-    try:
-        yield
-    except MissingTable as cause:
-        raise NotFound(f"view {view} does not exist any more.") from cause
 
 
 def _by_key(

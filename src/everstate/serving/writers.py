@@ -24,10 +24,10 @@ def last_writer(newest_first: Iterable[Version], name: str) -> Version:
     """
     versions = iter(newest_first)
     newest = version = next(versions)
-    fields = _fields(newest)
+    fields = set(leaves(newest.state))
     within = {path for path in fields if leads_through(path, name)}
     if not within:
-        known = ", ".join(sorted(map(_shown, fields)))
+        known = ", ".join(sorted(map(".".join, fields)))
         raise NotFound(
             f"{newest.entity} {newest.key!r} has no field {name!r}.",
             advice=f"It has {known}." if fields else "It is deleted.",
@@ -61,14 +61,14 @@ def who_wrote(newest_first: Iterable[Version]) -> WhoWrote:
     """
     versions = iter(newest_first)
     newest = version = next(versions)
-    fields, services = _fields(newest), dict[str, _Service]()
+    fields, services = set(leaves(newest.state)), dict[str, _Service]()
     found: dict[MemberPath, Version] = {}
     for version in chain((newest,), versions):
         for path in list(_written(version, fields - found.keys())):
             found.setdefault(path, version)
         name = str(version.provenance.get("serviceName"))
         services.setdefault(name, _Service(version)).read(version)
-    writers = [(_shown(path), found.get(path, version)) for path in fields]
+    writers = [(".".join(path), found.get(path, version)) for path in fields]
     # Two fields may be shown by the same text: then the last writer of both stays.
     writers.sort(key=lambda each: (each[0], each[1].version))
     return WhoWrote(
@@ -99,14 +99,6 @@ class _Service:
             "provenance": self.last.provenance,
             "values": {path: value for path, value in self.values.items() if value is not ABSENT},
         }
-
-
-def _fields(version: Version) -> set[MemberPath]:
-    return set(leaves(version.state))
-
-
-def _shown(path: MemberPath) -> str:
-    return ".".join(path)
 
 
 def _written(version: Version, wanted: set[MemberPath]) -> Iterator[MemberPath]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from everstate.archive import record_parts
 from everstate.archive.ordered import RECORD_COLUMNS
+from everstate.closing import Closing
 from everstate.config import Config
 from everstate.log.client import READ_COMMITTED, READ_UNCOMMITTED
 from everstate.log.consumer import Consumer
@@ -45,7 +46,6 @@ class PieceResult:
     twice_at: list[int] = field(default_factory=list)
     extra: int = 0
     extra_at: list[int] = field(default_factory=list)
-    runs: int = 0
     marker_offsets: int = 0
     aborted_offsets: int = 0
     unproved_offsets: int = 0
@@ -84,7 +84,6 @@ class PieceCheck:
         ends = np.array(expected[0]["ends"] if expected else [], dtype=np.int64)
         unique = _count(result, offsets, starts, ends)
         runs = list(_runs(unique, starts, ends))
-        result.runs = len(runs)
         log = (expected[0]["log_begin"], expected[0]["log_end"]) if expected else (0, 0)
         topic = self.topics[generation]
         with _Proofs(self.config, topic, partition) as proofs:
@@ -133,17 +132,14 @@ def _stretches(starts: _Offsets, ends: _Offsets) -> Iterator[OffsetRun]:
         yield begin, reached
 
 
-class _Proofs:
+class _Proofs(Closing):
     """Looks up missing offsets in the live log, with readers that do not use the archive."""
 
     def __init__(self, config: Config, topic: str, partition: int) -> None:
         self._config, self._topic, self._partition = config, topic, partition
         self._logs: dict[str, Consumer] = {}
 
-    def __enter__(self) -> _Proofs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for log in self._logs.values():
             log.close()
 

@@ -55,9 +55,10 @@ def compact(
     # Any commit may clean up the table's log, so its commits are copied to the ledger first.
     Ledger(config, entity).sync(log)
     reader = ArchiveReader(config, entity)
-    before = reader.counts()
+    before = reader.files()
+    bytes_before = sum(file.bytes for file in before)
     if cluster is None:
-        cluster = before.bytes >= 2 * _clustered_bytes(log)
+        cluster = bytes_before >= 2 * _clustered_bytes(log)
     # A session of its own, because the file size and the commit's metadata are session settings.
     session = spark.newSession()
     size = config.archive.file_mib << 20
@@ -66,10 +67,10 @@ def compact(
         "spark.databricks.delta.optimize.minFileSize": size * 3 // 4,
         # A look-up then reads one small row group of a file, and not the whole file.
         "spark.databricks.io.skipping.mdc.sortWithinFiles": "true",
-        "spark.databricks.io.skipping.mdc.rangeId.max": max(1_000, 16 * before.bytes // size),
+        "spark.databricks.io.skipping.mdc.rangeId.max": max(1_000, 16 * bytes_before // size),
         "parquet.block.size": _ROW_GROUP_BYTES,
         "spark.databricks.delta.commitInfo.userMetadata": json.dumps(
-            {_NOTE: {"clustered_bytes": before.bytes if cluster else None}}
+            {_NOTE: {"clustered_bytes": bytes_before if cluster else None}}
         ),
     }
     for name, value in settings.items():
@@ -79,12 +80,12 @@ def compact(
     with spark_errors(f"compacting the archive of {entity}"):
         session.sql(f"OPTIMIZE {table}" + (" ZORDER BY (key)" if cluster else ""))
     deleted = delete_unneeded(config, entity)
-    after = reader.counts()
+    after = reader.files()
     return Compaction(
         entity=entity,
-        files_before=before.files,
-        files_after=after.files,
-        bytes=after.bytes,
+        files_before=len(before),
+        files_after=len(after),
+        bytes=sum(file.bytes for file in after),
         clustered=cluster,
         files_deleted=deleted,
         seconds=time.monotonic() - began,

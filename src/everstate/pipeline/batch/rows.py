@@ -76,7 +76,7 @@ def batch_rows(
     sources: list[DataFrame] = [getattr(each, plan.source) for each in accepted]
     with _named(plan, sources) as tables:
         rows = sources[0].sparkSession.sql(plan.batch(tables))
-        if plan.source == "changes" and "present" in rows.columns and not for_table:
+        if plan.has_times and "present" in rows.columns and not for_table:
             rows = rows.where("present").drop("present")
         if (function := plan.function) is not None:
             kinds = [("key", pa.string()), (PLACE, pa.int32()), *function.returned]

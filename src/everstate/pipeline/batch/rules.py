@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from everstate.changes import PROVENANCE_FIELDS, EntityType
-from everstate.changes.triggers import Changed, Combined, Trigger, Value
+from everstate.changes.triggers import Changed, Combined, Trigger
 from everstate.pipeline.batch.accepted import mark_newest
 from everstate.pipeline.batch.rows import Accepted
 from everstate.views.kinds import ViewPlan
@@ -25,20 +25,16 @@ def fires(trigger: Trigger) -> Column:
             return ~parts[0]
         return reduce(and_ if trigger.word == "and" else or_, parts)
     assert isinstance(trigger, Changed)
-    old, new = (_field(side, trigger.path) for side in ("original", "current"))
+    old, new = (
+        reduce(lambda column, name: column[name], trigger.path, F.col(side))
+        for side in ("original", "current")
+    )
     found = ~old.eqNullSafe(new)
     for side, values in ((old, trigger.before), (new, trigger.after)):
         if values is not None:
-            found = found & _one_of(side, values)
+            same = (side.eqNullSafe(F.lit(value)) for value in values)
+            found = found & reduce(or_, same, F.lit(False))
     return found
-
-
-def _field(side: str, path: tuple[str, ...]) -> Column:
-    return reduce(lambda column, name: column[name], path, F.col(side))
-
-
-def _one_of(side: Column, values: tuple[Value, ...]) -> Column:
-    return reduce(or_, (side.eqNullSafe(F.lit(value)) for value in values), F.lit(False))
 
 
 def matches(policy: Policy) -> Column:

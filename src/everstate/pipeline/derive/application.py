@@ -38,10 +38,7 @@ def with_slots(config: Config, project: Project) -> Config:
             name: 2 * topics.partitions(topics.names.changes(each.entity))
             for name, each in raw.items()
         }
-    slots = f"local[{slots_needed(partitions)}]"
-    return config.model_copy(
-        update={"pipeline": config.pipeline.model_copy(update={"master": slots})}
-    )
+    return config.replaced("pipeline", master=f"local[{slots_needed(partitions)}]")
 
 
 def _raw(project: Project) -> dict[str, Derivation]:

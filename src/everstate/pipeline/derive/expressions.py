@@ -144,7 +144,8 @@ def _members(kind: pa.DataType, prefix: str, depth: int) -> str:
     )
     parts = [gone, come]
     for (name, o, n), field in zip(below, nested, strict=True):
-        inner = _members(field.type, f"{prefix} || {_lit('/' + _escaped(name))}", depth + 1)
+        path = "/" + name.replace("~", "~0").replace("/", "~1")
+        inner = _members(field.type, f"{prefix} || {_lit(path)}", depth + 1)
         parts.append(
             f"CASE WHEN {o} IS NOT NULL AND {n} IS NOT NULL "
             f"THEN {_with(f's{depth + 1}', o, n, inner)} ELSE slice({gone}, 1, 0) END"
@@ -154,10 +155,6 @@ def _members(kind: pa.DataType, prefix: str, depth: int) -> str:
 
 def _path(prefix: str, name: str) -> str:
     return f"{prefix} || '/' || replace(replace({name}, '~', '~0'), '/', '~1')"
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _lit(text: str) -> str:

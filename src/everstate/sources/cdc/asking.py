@@ -68,7 +68,6 @@ class Asker:
     ) -> None:
         self._name, self._ask, self._clock = name, ask, clock
         self._wishes: dict[EntityKey, _Wish] = {}
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._retries = Retries(clock=clock)
@@ -102,16 +101,21 @@ class Asker:
     def note(self, entity: EntityKey, held: HeldEntity | None) -> None:
         """Update one held entity; ``None``: no row of it is held any more."""
         if held is None or not held.waits_for_state:
-            with self._lock:
-                self._wishes.pop(entity, None)
+            self._wishes.pop(entity, None)
             return
         if self._ask is None:
-            self._warn_once(held)
+            if not self._has_warned:
+                logger.warning(
+                    "capture %s: rows of %s wait for a snapshot of their key, and its database is "
+                    "not ours to signal: have its connector read them again (`everstate cdc held "
+                    "%s` lists them)",
+                    *(self._name, held.table, self._name),
+                )
+            self._has_warned = True
             return
-        with self._lock:
-            if entity not in self._wishes:
-                columns = dict(held.columns or held.rows[0].columns)
-                self._wishes[entity] = _Wish(held.table, columns, self._clock())
+        if entity not in self._wishes:
+            columns = dict(held.columns or held.rows[0].columns)
+            self._wishes[entity] = _Wish(held.table, columns, self._clock())
 
     def step(self) -> int:
         """Request the keys that are due, oldest first, with one signal per table.
@@ -142,12 +146,11 @@ class Asker:
 
     def _due(self, now_s: float) -> dict[str, list[_Wish]]:
         found: dict[str, list[_Wish]] = {}
-        with self._lock:
-            for wish in self._wishes.values():
-                if wish.due_s <= now_s:
-                    listed = found.setdefault(wish.table, [])
-                    if len(listed) < KEYS_MAX:
-                        listed.append(wish)
+        for wish in list(self._wishes.values()):  # a copy: cleaning changes the list meanwhile
+            if wish.due_s <= now_s:
+                listed = found.setdefault(wish.table, [])
+                if len(listed) < KEYS_MAX:
+                    listed.append(wish)
         return found
 
     def _note_asked(self, table: str, wishes: Sequence[_Wish], signalled: Signalled) -> int:
@@ -171,16 +174,6 @@ class Asker:
                 *(self._name, count, table, signalled.id),
             )
         return count
-
-    def _warn_once(self, held: HeldEntity) -> None:
-        if self._has_warned:
-            return
-        self._has_warned = True
-        logger.warning(
-            "capture %s: rows of %s wait for a snapshot of their key, and its database is not ours "
-            "to signal: have its connector read them again (`everstate cdc held %s` lists them)",
-            *(self._name, held.table, self._name),
-        )
 
 
 def can_ask(capture: Capture) -> bool:

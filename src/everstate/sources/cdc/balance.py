@@ -194,7 +194,7 @@ def read_balance(config: Config, capture: Capture) -> Balance:
 
     Reads Kafka only: neither Kafka Connect nor the database has to run. Raises Unavailable.
     """
-    note = _note(config, capture)
+    note = note_of(config, capture)
     if note is None:
         return Balance()
     tables = tuple(
@@ -207,7 +207,7 @@ def read_balance(config: Config, capture: Capture) -> Balance:
 
 def clean_positions(config: Config, capture: Capture) -> list[ReaderPosition]:
     """How far a capture was cleaned, by raw partition; raises Unavailable."""
-    note, names = _note(config, capture), TopicNames(config.log.prefix)
+    note, names = note_of(config, capture), TopicNames(config.log.prefix)
     found = []
     for name, at in ({} if note is None else note.at).items():
         topic = names.raw(capture.name, name) if name else names.raw_prefix(capture.name)
@@ -215,8 +215,8 @@ def clean_positions(config: Config, capture: Capture) -> list[ReaderPosition]:
     return found
 
 
-def _note(config: Config, capture: Capture) -> CaptureNote | None:
-    """The position record of a capture; ``None``: it was never cleaned."""
+def note_of(config: Config, capture: Capture) -> CaptureNote | None:
+    """The position record of a capture; ``None``: it was never cleaned. Reads Kafka only."""
     with suppress(LogError):
         progress = read_progress(config, publisher_name(capture.name))
         return None if progress is None else decode_note(progress.note)

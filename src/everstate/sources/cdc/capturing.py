@@ -11,9 +11,6 @@ from typing import Any, Final
 
 from uuid_utils.compat import uuid7
 
-from everstate.changes import EntityType
-from everstate.config import Config
-from everstate.declarations.captures import Capture
 from everstate.errors import (
     CaptureFailed,
     EverstateError,
@@ -46,13 +43,13 @@ from everstate.sources.cdc.halted import has_failed_reading, tables_to_read
 from everstate.sources.cdc.inexact import check_values
 from everstate.sources.cdc.mariadb import MariaDatabase
 from everstate.sources.cdc.mariadb_unseen import look_at
-from everstate.sources.cdc.misread import ColumnCheck
 from everstate.sources.cdc.notifications import (
     first_of,
     notifications,
     unread_of,
 )
 from everstate.sources.cdc.postgres import PostgresDatabase
+from everstate.sources.cdc.reading import SourceIdentity
 from everstate.sources.cdc.refusing import (
     name_findings,
     peculiarities,
@@ -119,19 +116,6 @@ class Capturing(CaptureConnector):
     ``config`` has the addresses of the running servers. A capture without ``dsn`` is run by
     somebody else: every method that needs the database raises InvalidCapture.
     """
-
-    def __init__(
-        self,
-        config: Config,
-        capture: Capture,
-        *,
-        local: bool,
-        entities: Mapping[str, EntityType] | None = None,
-        columns: ColumnCheck | None = None,
-    ) -> None:
-        """``columns``: of a capture that is checked again and again, what was compared before."""
-        super().__init__(config, capture, local=local, entities=entities)
-        self._columns = columns or ColumnCheck()
 
     def add(self, *, snapshot: bool = True, wait_s: float = 60.0) -> Added:
         """Make topics, publication, our tables and the connector; wait until the connector reads.
@@ -525,7 +509,11 @@ class Capturing(CaptureConnector):
             mark = new_mark(database).mark if after is not None or not position else None
             # Tables of one that resumes are compared with what they were when they were read.
             read = fingerprints(self.capture, self.entities, None if mark is None else database)
-            write_source(self._config, self.names, identity, epoch, mark, *read, may_delete)
+            source = SourceIdentity(
+                identity=identity, epoch=epoch, mark=mark, may_delete=may_delete
+            )
+            source.tables, source.seen = dict(read[0]), read[1]
+            write_source(self._config, self.names, source)
         self._put(self._connect.put, settings)
         if is_new and (was_read or found is not None):
             self._connect.resume(connector)
@@ -571,8 +559,13 @@ class Capturing(CaptureConnector):
                 )
             if state in ("PAUSED", "STOPPED"):
                 return
-            if task == "RUNNING" and self._reads(database):
-                return
+            if task == "RUNNING":
+                if database.standing({}).connected:
+                    return
+                # A first snapshot comes before a session that reads the log.
+                steps = notifications(self._config, self.names)
+                if first_of(steps, len(self.capture.captured_tables)).under_way:
+                    return
             if time.monotonic() > deadline:
                 note = database.standing({}).note
                 raise Unavailable(
@@ -581,10 +574,3 @@ class Capturing(CaptureConnector):
                     advice=f"Look again with `everstate cdc status {self.capture.name}`.",
                 )
             time.sleep(POLL_S)
-
-    def _reads(self, database: CapturedDatabase) -> bool:
-        """Whether a session reads the log, or a first snapshot is under way, which comes first."""
-        if database.standing({}).connected:
-            return True
-        steps = notifications(self._config, self.names)
-        return first_of(steps, len(self.capture.captured_tables)).under_way

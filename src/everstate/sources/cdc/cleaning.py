@@ -29,7 +29,6 @@ from everstate.log.record import OutRecord
 from everstate.log.slots import Slot
 from everstate.log.state_copy import StateCopy
 from everstate.log.topics import Topics
-from everstate.sources.cdc.absent import AbsentRows, FirstSnapshots, read_absent
 from everstate.sources.cdc.asking import Asker, asker_of
 from everstate.sources.cdc.balance import (
     CaptureNote,
@@ -44,27 +43,15 @@ from everstate.sources.cdc.balance import (
 )
 from everstate.sources.cdc.columns import SOURCE, STOPPED, Rows, Slices
 from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
-from everstate.sources.cdc.gone import too_many
+from everstate.sources.cdc.gone import AbsentRows, FirstSnapshots, read_absent, too_many
 from everstate.sources.cdc.holding import HELD, HeldEntity, doubt_all, held_key
 from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of
 from everstate.sources.cdc.restoring import Restoring
-from everstate.sources.cdc.showing import CaptureMetrics
-from everstate.sources.cdc.states import (
-    States,
-    forget_image,
-    held_name,
-    held_rows_of,
-    older_rows_of,
-)
-from everstate.sources.cdc.stream import (
-    Counting,
-    EndedSnapshot,
-    Open,
-    Stream,
-    StreamStanding,
-)
+from everstate.sources.cdc.showing import COVERAGE, show_balance
+from everstate.sources.cdc.states import States, held_name, held_rows_of, older_rows_of
+from everstate.sources.cdc.stream import EndedSnapshot, Open, Stream, StreamStanding
 from everstate.views.project import Project
 
 logger = logging.getLogger("everstate.sources.cdc")
@@ -123,7 +110,6 @@ class Cleaning:
         self._restoring = Restoring(config, capture, self._topics)
         self._offsets = Offsets(config)
         self._snapshots = FirstSnapshots(config, capture, self._offsets)
-        self._shown = CaptureMetrics(capture.name)
         self._copy: StateCopy | None = None
         self._held: dict[EntityKey, HeldEntity] = {}
         self._overlaps = Overlaps(is_trusted=False)
@@ -131,7 +117,8 @@ class Cleaning:
         self._in_doubt: set[EntityKey] = set()
         """Held entries that were made because raw rows were lost, until they are published."""
         self._parts = Parts((), ())
-        self._read_to: dict[int, int] = {}
+        self.read_to: dict[int, int] = {}
+        """Next offset to be read in each of :attr:`parts`."""
         self._stream: Stream | None = None
         self._rows = Rows.none()
         """Rows that were read and are not published, where there is no stream; with a stream, the
@@ -143,7 +130,7 @@ class Cleaning:
         self._read_rows = 0
         self._news_s = 0.0
         """When the open transaction got its last row."""
-        self.counting: Counting | None = None
+        self.counting: Stream | None = None
         """A count of a large transaction that must be completed before more is read."""
         self._released: Open | None = None
         """The transaction whose rows were released before its END, until they are published."""
@@ -191,20 +178,15 @@ class Cleaning:
             for records in self._restoring.refill(copy, entity):
                 self._publish(records, self._note)
                 copy.settle({}, batch=self._batch)
-        self._held = {}
-        for value in held_rows_of(copy):
-            held = HeldEntity.decode(value)
-            if held.is_over:
-                forget_image(copy, held.entity, held.key)
-            else:
-                self._held[held.entity, held.key] = held
+        held = map(HeldEntity.decode, held_rows_of(copy))
+        self._held = {(each.entity, each.key): each for each in held}
         self._position(copy)
         rows = dict(self._note.rows)
         for table, count in held_rows(self._held.values()).items():
             # The counts of a table begin with its held rows.
             rows.setdefault(table, RowCounts(read=count, held=count))
         self._note.rows = rows
-        self._shown.balance(rows)
+        show_balance(self.name, rows)
         if self._asker is not None:
             self._asker.renew(self._held)
             self._asker.begin()
@@ -215,11 +197,6 @@ class Cleaning:
     def parts(self) -> Sequence[tuple[str, int]]:
         """Topic and partition of the raw log, by number; tables that others refer to come first."""
         return self._parts.places
-
-    @property
-    def read_to(self) -> Mapping[int, int]:
-        """Next offset to be read in each of them."""
-        return self._read_to
 
     @property
     def is_in_order(self) -> bool:
@@ -245,16 +222,16 @@ class Cleaning:
         records that were not read.
         """
         for part, span in spans.items():
-            if span.start != self._read_to[part]:
+            if span.start != self.read_to[part]:
                 topic, partition = self._parts.places[part]
                 raise LogError(
                     f"{topic}[{partition}]: records from offset {span.start:,} were read, and "
-                    f"those from {self._read_to[part]:,} are next. Nothing was passed over.",
+                    f"those from {self.read_to[part]:,} are next. Nothing was passed over.",
                     advice="Start the capture again: it reads from its position.",
                 )
         ends = {part: span.end for part, span in spans.items()}
         rows = _unstopped(Rows.of(columns), ends)
-        self._read_to.update(ends)
+        self.read_to.update(ends)
         self._read_rows += len(rows)
         stream = self._stream
         if stream is None:
@@ -276,7 +253,7 @@ class Cleaning:
         assert counting is not None
         ends = {0: end}
         rows, before = _unstopped(Rows.of(columns), ends), counting.count
-        ended = counting.add(rows, ends[0])
+        ended, counting.counted_to = counting.scan(rows, keep=False), ends[0]
         if counting.count != before:
             self._news_s = self._clock()
         if ended is not None:
@@ -310,7 +287,10 @@ class Cleaning:
             batch = self._compare(compared, states, now_s)
         else:
             rows = self._take()
-            cut = self._cut_after(rows)
+            # The cut of a former process's batch, if these rows do not reach its record.
+            cut = None if self.is_cut else self._note.cut
+            if cut is not None and len(rows) and rows.offset[-1] >= cut.offset:
+                cut = None
             batch, rows = self._number(rows, states, now_s, has_read_all=has_read_all)
         note = self._next_note(batch, rows, batch.cut or cut)
         if note == self._note:
@@ -360,11 +340,6 @@ class Cleaning:
         placed = zip(rows.offset, rows.what, strict=True)
         return rows.where([at >= cut.offset or what == SOURCE for at, what in placed])
 
-    def _cut_after(self, rows: Rows) -> Cut | None:
-        """The cut of a former process's batch, if these rows do not reach its record."""
-        cut = None if self.is_cut else self._note.cut
-        return cut if cut and (not len(rows) or rows.offset[-1] < cut.offset) else None
-
     def _number(
         self, rows: Rows, states: States, now_s: float, *, has_read_all: bool
     ) -> tuple[NumberedBatch, Rows]:
@@ -399,7 +374,7 @@ class Cleaning:
             self._kept = too_many(
                 *(self.name, self._absent, states, self._held),
                 percent=self._config.capture.deletes_max_percent,
-                may_delete=self._stream.may_delete,
+                may_delete=self._stream.standing().may_delete,
             )
         batch = self._numbering.delete_absent(self._absent, states, now_s, self._note.cut)
         if batch.cut is None:
@@ -439,7 +414,7 @@ class Cleaning:
             return CaptureNote(self._note.at, self._note.topics, self._counts(batch), before, cut)
         at = {name: dict(places) for name, places in self._note.at.items()}
         for number, (_, partition) in enumerate(self._parts.places):
-            at.setdefault(self._parts.names[number], {})[partition] = self._read_to[number]
+            at.setdefault(self._parts.names[number], {})[partition] = self.read_to[number]
         standing = self._note.stream
         if self._stream is None:
             left = zip(self._rows.part, self._rows.offset, strict=True)
@@ -508,9 +483,9 @@ class Cleaning:
         ]
 
     def _report(self, batch: NumberedBatch, rows: int, seconds: float) -> CleanedBatch:
-        self._shown.balance(self._note.rows)
+        show_balance(self.name, self._note.rows)
         held = sum(one.held for one in self._note.rows.values())
-        self._shown.coverage(self._kind.records.coverage_percent)
+        COVERAGE.labels(self.name).set(self._kind.records.coverage_percent)
         if batch.overdue:
             logger.warning(
                 "capture %s: %d rows went on without their parent or the name of a code: it was "
@@ -530,7 +505,7 @@ class Cleaning:
             names[topic]: f"{one.cluster_id}/{one.topic_id}" for topic, one in found.items()
         }
         starts = self._offsets.beginnings(names)
-        self._read_to, lost = {}, set[str]()
+        self.read_to, lost = {}, set[str]()
         for number, (topic, partition) in enumerate(self._parts.places):
             name = self._parts.names[number]
             at = note.at.get(name, {}).get(partition)
@@ -541,7 +516,7 @@ class Cleaning:
             if at is not None and at < start:
                 at = self._lost(topic, partition, at, start)
                 lost |= {self._capture.by_topic()[name]} if name else set(self._capture.tables)
-            self._read_to[number] = start if at is None else at
+            self.read_to[number] = start if at is None else at
         note.topics = {**note.topics, **identities}
         self._in_doubt = doubt_all(self._held, copy, self._capture, sorted(lost), self._clock())
         self._rows, self._stream, self.counting = Rows.none(), None, None
@@ -552,7 +527,7 @@ class Cleaning:
         if self._capture.epoch > standing.epoch:
             # The declaration has a higher epoch: the positions of the database start over.
             standing = StreamStanding(epoch=self._capture.epoch)
-        if self._parts.is_one_log:
+        if self._capture.is_ours:
             self._stream = Stream(self.name, standing)
             self._news_s = self._clock()
         else:

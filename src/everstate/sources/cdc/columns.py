@@ -85,8 +85,6 @@ _SLICE_BYTES_MAX: Final = 32 * 1_048_576
 
 PREPARED: Final = "waits for XA COMMIT"
 """Fate of a transaction that may be prepared only: its rows are held until it has ended."""
-USER: Final = "user"
-"""In :attr:`Rows.who`: the database's user that wrote the row."""
 _encode = msgspec.json.Encoder().encode
 decode_row = unpacker(CleanRow)
 _Refusal = tuple[RefusedRow, bytes | None, bytes | None]
@@ -95,20 +93,17 @@ decode_note = unpacker(TransactionProvenance)
 decode_source = unpacker(SourceIdentity)
 
 
+@dataclass(slots=True, eq=False)
 class Block:
     """The facts of a source transaction that its rows need; all its rows share one object."""
 
-    __slots__ = ("count", "fate", "id", "notes")
-
-    def __init__(
-        self, name: str, notes: Mapping[str, str], count: int | None, fate: str = ""
-    ) -> None:
-        self.id, self.notes = name, notes
-        """Its id, and provenance of all its rows."""
-        self.count = count
-        """How many rows it has; ``None``: unknown, so that its changes carry no block."""
-        self.fate = fate
-        """:data:`PREPARED`, or why its rows are skipped; "": they are published."""
+    id: str
+    notes: Mapping[str, str]
+    """Provenance of all its rows."""
+    count: int | None
+    """How many rows it has; ``None``: unknown, so that its changes carry no block."""
+    fate: str = ""
+    """:data:`PREPARED`, or why its rows are skipped; "": they are published."""
 
 
 @dataclass
@@ -260,7 +255,8 @@ class SliceReading:
                     if one.is_plain or is_bare:
                         yield (
                             part, offset, WHOLE, number, one.op, one.key, state, one.before, None,
-                            one.transaction, one.place, _position(one), one.time_us, _who(one),
+                            one.transaction, one.place, _position(one), one.time_us,
+                            _encode(who) if (who := one.who) else None,
                             _encode(one.parents) if one.parents else None, one.was,
                         )  # fmt: skip
                         continue
@@ -318,13 +314,6 @@ def _rest(
 
 def _position(row: CleanRow | RefusedRow) -> bytes | None:
     return _encode(row.position) if row.position else None
-
-
-def _who(row: CleanRow) -> bytes | None:
-    """Provenance from a row, and the database user that wrote it, as JSON."""
-    if row.user is None:
-        return _encode(row.provenance) if row.provenance else None
-    return _encode({**row.provenance, USER: row.user})
 
 
 def as_batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:

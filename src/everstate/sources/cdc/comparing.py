@@ -26,12 +26,11 @@ from everstate.declarations.captures import Translation
 from everstate.errors import EverstateError, InvalidQuery, LogError
 from everstate.log.consumer import Consumer
 from everstate.log.positions import Ends, Offsets
-from everstate.log.publisher import read_progress
 from everstate.log.record import Record
 from everstate.log.slots import Slot
 from everstate.log.state_copy import StateCopy, throw_away
 from everstate.log.topics import TopicNames, Topics
-from everstate.sources.cdc.balance import decode_note, publisher_name
+from everstate.sources.cdc.balance import note_of
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.completion import Completed, Known, complete
 from everstate.sources.cdc.connectors import SourceColumn, TableShape
@@ -114,7 +113,8 @@ class _Comparison:
             if next(self._differences(), None) is not None:
                 pending_why = self._wait_until_read(offsets, wait_s)
                 held = self._held()
-                self._read_log(offsets, ends, _forgotten)
+                # Of an entity that has changed since its row was read nothing is known.
+                self._read_log(offsets, ends, lambda record: [(record.key or b"", None)])
         counts, keys, logged = Counter[str](), list[DriftedKey](), self.stored
         for each in self._differences():
             logged += (each.what == What.EXTRA) - (each.what == What.MISSING)
@@ -222,11 +222,8 @@ class _Comparison:
 
     def _cleaned(self) -> int:
         """Offset of the raw log before which all rows are published, held or refused."""
-        try:
-            progress = read_progress(self.config, publisher_name(self.capturing.capture.name))
-        except LogError:
-            return 0  # nothing was ever published to this log
-        return 0 if progress is None else decode_note(progress.note).at.get("", {}).get(0, 0)
+        note = note_of(self.config, self.capturing.capture)
+        return 0 if note is None else note.at.get("", {}).get(0, 0)
 
 
 class TableRows:
@@ -345,8 +342,3 @@ def _states(record: Record) -> _CopyRows:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []
     return [(key.encode(), _STATE + state_row(known))]
-
-
-def _forgotten(record: Record) -> _CopyRows:
-    """The entity has changed since its row was read: nothing is known of it."""
-    return [(record.key or b"", None)]

@@ -31,9 +31,8 @@ from everstate.log.client import record_bytes_max
 from everstate.log.dead_letters import place_headers
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
-from everstate.sources.cdc.columns import USER
 from everstate.sources.cdc.completion import ChangeStep
-from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.mapping import USER, CleanRow
 from everstate.sources.cdc.rows import Unreadable
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -90,13 +89,14 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
     """How many rows of its record before it have its key and operation."""
 
 
-def origin_of(row: CleanRow, place: RawPlace, position: bytes | None) -> Origin:
+def origin_of(row: CleanRow, position: bytes | None) -> Origin:
     """The facts about a row that its changes contain; the row may have been held before."""
-    provenance = row.provenance if row.user is None else {**row.provenance, USER: row.user}
+    assert row.at is not None
+    provenance = row.who
     return Origin(
         row.key,
         row.op,
-        place,
+        RawPlace(*row.at),
         position,
         row.time_us,
         row.transaction,
@@ -300,9 +300,6 @@ class CaptureComposer:
         entity_type = self._entities[entity]
         name = derived_change_id(f"{self._capture.name}/{entity}", change_id, 0)
         data = event.data if isinstance(event.data, dict) else {}
-        transaction = None
-        if block is not None:
-            transaction = SourceTransaction(*block)
         own: Change[Any] = Change(
             id=name,
             entity=entity,
@@ -316,7 +313,7 @@ class CaptureComposer:
             current={**data, entity_type.key: str(name)},
             original=None,
             event=event,
-            transaction=transaction,
+            transaction=None if block is None else SourceTransaction(*block),
             extra=_decode(b"{%b%b}}" % (target.extra, origin.position or b"{}")),
         )
         key, value, headers = self._codecs[entity].encode(own)
@@ -376,14 +373,9 @@ def _id_text(target: TableTarget, origin: Origin, part: int) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _time(us: int) -> datetime:
-    """Commit time, which the rows of a transaction share."""
-    return _EPOCH + timedelta(microseconds=us)
-
-
-@lru_cache(maxsize=1024)
 def _time_text(us: int) -> str:
-    return ready_time(_time(us))
+    """Commit time, which the rows of a transaction share."""
+    return ready_time(_EPOCH + timedelta(microseconds=us))
 
 
 def _event(

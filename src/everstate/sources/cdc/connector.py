@@ -23,7 +23,8 @@ from everstate.sources.cdc.halted import (
     without_first_table,
 )
 from everstate.sources.cdc.mariadb import mariadb_address
-from everstate.sources.cdc.names import CaptureNames, names_of
+from everstate.sources.cdc.misread import ColumnCheck
+from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.notifications import tell_given_up
 from everstate.sources.cdc.postgres import postgres_address
 from everstate.sources.cdc.raw_log import ensure_raw_log, newest_lsn
@@ -51,15 +52,17 @@ class CaptureConnector:
         *,
         local: bool,
         entities: Mapping[str, EntityType] | None = None,
+        columns: ColumnCheck | None = None,
     ) -> None:
         """``local``: Connect is the local stack's worker, whose files we can write.
 
         ``entities``: the registered entity types; without them it is not checked whether a model
-        needs a column that the database's log does not have.
+        needs a column that the database's log does not have. ``columns``: of a capture that is
+        checked again and again, what was compared before.
         """
         self._config, self.capture, self._local = config, capture, local
-        self.entities = entities or {}
-        self.names: CaptureNames = names_of(config.log.prefix, capture)
+        self.entities, self._columns = entities or {}, columns or ColumnCheck()
+        self.names = CaptureNames(config.log.prefix, capture.name)
 
     @property
     def _connect(self) -> Connect:
@@ -106,7 +109,7 @@ class CaptureConnector:
 
     def restart_reading(self) -> None:
         """Restart all tasks of the connector; it resumes at its stored position, snapshots too."""
-        self._connect.restart_all(self.names.connector)
+        self._connect.restart(self.names.connector, only_failed=False)
 
     def leave_out(self, table: str, why: str) -> bool:
         """Have the connector go on without a table, until a new epoch; out: whether others are."""

@@ -308,20 +308,15 @@ def _transforms(capture: Capture, names: CaptureNames, own: OwnTables) -> dict[s
         HEARTBEAT: re.escape(f"{names.heartbeat_prefix}.{names.raw_log}"),
         SCHEMA: re.escape(names.raw_log),
     }
-    chain, settings = (
-        ["own"],
-        {
-            "transforms.own.type": f"{_TRANSFORMS}.Filter",
-            "transforms.own.predicate": "own",
-            "predicates.own.type": _NAMED,
-            "predicates.own.pattern": _pattern(names, own.signals),
-        },
-    )
-    predicates = ["own"]
-    for kind, pattern in kinds.items():
-        name = kind.decode()
-        chain.append(name)
-        predicates.append(name)
+    settings = {
+        "transforms.own.type": f"{_TRANSFORMS}.Filter",
+        "transforms.own.predicate": "own",
+        "predicates.own.type": _NAMED,
+        "predicates.own.pattern": _pattern(names, own.signals),
+    }
+    chain = ["own", *map(bytes.decode, kinds)]
+    predicates = list(chain)
+    for name, pattern in zip(chain[1:], kinds.values(), strict=True):
         settings |= {
             f"transforms.{name}.type": f"{_TRANSFORMS}.InsertHeader",
             f"transforms.{name}.header": KIND,

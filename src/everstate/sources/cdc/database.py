@@ -291,6 +291,12 @@ class CapturedDatabase(ABC):
     def _literal(self, value: Any, kind: str, is_raw: bool) -> str:
         """A value of a column of this type, in SQL; raises ValueError."""
 
+    def _made(self, what: str, making: str, *, is_there: bool) -> SetupStep:
+        """Make one object, unless it is there."""
+        if not is_there:
+            self._execute(making)
+        return SetupStep(what, "there" if is_there else "made")
+
     @abstractmethod
     def _exists(self, table: str) -> bool:
         """Whether there is a table of that name."""

@@ -13,7 +13,9 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from msgspec.structs import replace
 
 from everstate.changes import EntityType
 from everstate.config import Config
@@ -26,8 +28,8 @@ from everstate.sources.cdc.database import (
     signal_snapshot,
 )
 from everstate.sources.cdc.mapping import TableMapping
-from everstate.sources.cdc.names import names_of
-from everstate.sources.cdc.reading import STAY, Fingerprint
+from everstate.sources.cdc.names import CaptureNames
+from everstate.sources.cdc.reading import STAY, Fingerprint, SourceIdentity
 from everstate.sources.cdc.replaced import CheckedSource, Mark, mark_of, renew_mark, write_source
 from everstate.sources.cdc.stream import StreamStanding
 
@@ -111,35 +113,27 @@ def difference(
     return CHANGED if known.columns != now.columns or lost or is_filled else None
 
 
-class _Look(NamedTuple):
-    now: dict[str, Fingerprint]
-    seen: int
-    changed: list[str]
-    """Tables to read again."""
-    gone: dict[str, str]
-    """Table → what `cdc status` shows of it."""
-
-
 def _look(
-    capture: Capture, entities: Entities, database: CapturedDatabase, known: StreamStanding
-) -> _Look:
-    now, seen = fingerprints(capture, entities, database)
+    now: Mapping[str, Fingerprint], database: CapturedDatabase, known: StreamStanding, capture: str
+) -> tuple[list[str], dict[str, str]]:
+    """The tables to read again, and table → what `cdc status` shows of rows that it lost."""
     survived = partial(database.has_older_row, seen=known.seen)
     found = {table: difference(known.tables.get(table), now[table], survived) for table in now}
     gone = {
-        table: STAY.format(how=how, capture=capture.name)
+        table: STAY.format(how=how, capture=capture)
         for table, how in found.items()
         if how not in (None, CHANGED)
     }
-    return _Look(now, seen, [table for table, how in found.items() if how == CHANGED], gone)
+    return [table for table, how in found.items() if how == CHANGED], gone
 
 
 def gone_problems(
     capture: Capture, entities: Entities, database: CapturedDatabase, known: StreamStanding
 ) -> list[str]:
     """What `cdc status` shows of entities that may be in the log although their rows are gone."""
-    found = _look(capture, entities, database, known).gone | known.gone
-    return [f"{table}: {why}" for table, why in found.items()]
+    now, _ = fingerprints(capture, entities, database)
+    _, gone = _look(now, database, known, capture.name)
+    return [f"{table}: {why}" for table, why in (gone | known.gone).items()]
 
 
 def watch_tables(
@@ -157,15 +151,18 @@ def watch_tables(
     ``look``: adds to the mark what the connector does not see. ``before``: see :func:`due`.
     """
     known, last = found.known, mark_of(database.read_mark())
-    names = names_of(config.log.prefix, capture)
+    names = CaptureNames(config.log.prefix, capture.name)
     mark = renew_mark(database, known.mark, look)
     if mark is None:
         return
-    write = partial(write_source, config, names, found.identity, known.epoch, mark.mark)
+    source = SourceIdentity(
+        identity=found.identity, epoch=known.epoch, mark=mark.mark, look=mark.look
+    )
     if last is None or last.mark != known.mark:
-        write(look=mark.look)
+        write_source(config, names, source)
         return
-    now, seen, listed, gone = _look(capture, entities, database, known)
+    now, seen = fingerprints(capture, entities, database)
+    listed, gone = _look(now, database, known, capture.name)
     changed = due({table: now[table] for table in listed}, database, last.looked_at, before)
     if changed:
         asked = signal_snapshot(database, changed)
@@ -177,7 +174,8 @@ def watch_tables(
     # read again yet until it is.
     later = {*gone, *listed} - set(changed)
     new = {t: one for t, one in now.items() if t not in later and known.tables.get(t) != one}
-    write(new, 0 if later else seen, look=mark.look)
+    source = replace(source, tables=new, seen=0 if later else seen)
+    write_source(config, names, source)
 
 
 def due(

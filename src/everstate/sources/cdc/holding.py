@@ -36,7 +36,7 @@ from everstate.sources.cdc.completion import (
 )
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.packing import packed, unpacker
-from everstate.sources.cdc.reading import BinlogLook, SourceIdentity
+from everstate.sources.cdc.reading import BinlogLook, RefusedRow, SourceIdentity
 from everstate.sources.cdc.rows import SNAPSHOT, behind, is_after
 from everstate.sources.cdc.states import known_row, state_name
 
@@ -73,11 +73,6 @@ class HeldEntity(msgspec.Struct, rename="camel"):
     """Only in an entry for a whole entity type (its key is ""): see :class:`Doubts`."""
     doubts: list[int] = []
     """Of each row that was refused or lost behind held ones: how many of these come after it."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is an entry of a deleted entity, which 938d90e wrote for some seconds."""
-        return not self.rows and self.reason == "deleted while its state was uncertain"
 
     @property
     def needs_snapshot(self) -> bool:
@@ -230,9 +225,7 @@ class Doubts:
     def add(
         self,
         entity: EntityKey,
-        table: str,
-        columns: dict[str, Any],
-        position: Mapping[str, list[int | str]],
+        row: CleanRow | RefusedRow,
         now_s: float,
         lookup: Lookup,
         newer: int = 0,
@@ -242,7 +235,7 @@ class Doubts:
         A row that is older than the entity's state was read before and changes nothing.
         ``newer``: how many of its held rows come after it, or more where their positions say so.
         """
-        known, held = lookup(*entity), self._held.get(entity)
+        known, held, position = lookup(*entity), self._held.get(entity), row.position
         if known is not None and was_read(position, known):
             return set()
         whole = self._held.get((entity[0], ""))
@@ -252,7 +245,8 @@ class Doubts:
             whole.position = _newest(whole.position, known.position)
             return {(whole.entity, whole.key)}
         if held is None:
-            held = self._held[entity] = HeldEntity(table, *entity, columns, REFUSED, now_s)
+            held = HeldEntity(row.table, *entity, row.columns, REFUSED, now_s)
+            self._held[entity] = held
         rows = held.rows
         while newer < len(rows) and is_after(rows[-1 - newer].position, position):  # type: ignore[arg-type]
             newer += 1
@@ -262,7 +256,7 @@ class Doubts:
         self._count[entity[0]] += 1
         if self._count[entity[0]] <= self._keys_max:
             return {entity}
-        return self._merge(table, entity[0], now_s, lookup) | {entity}
+        return self._merge(row.table, entity[0], now_s, lookup) | {entity}
 
     def _merge(self, table: str, entity: str, now_s: float, lookup: Lookup) -> set[EntityKey]:
         """Replace all entries of an entity type that have no rows by one, if they are too many."""

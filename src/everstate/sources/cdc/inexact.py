@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
@@ -69,38 +69,28 @@ _NO_CALENDAR: Final = (
 _NO_YEAR: Final = "Debezium writes the year 0000 as 2000 in snapshots and as 1900 in changes"
 
 
-class _Change(NamedTuple):
-    """How Debezium changes values of a column, and what a user can do about it."""
+_Texts = tuple[str, str, str]
+"""How Debezium writes other values than a column has, what a user can do about it, and a statement
+that keeps such values out, or ""."""
 
-    reason: str
-    advice: str
-    sql: str = ""
-    """Statement that keeps such values out of the column."""
-
-    def of(self, table: str, column: str, **facts: str) -> InexactColumn:
-        """The change of a column, which a declared type of it makes right."""
-        texts = [text.format(column=repr(column), **facts) for text in self]
-        sql = tuple(texts[2:]) if self.sql else ()
-        return InexactColumn(table, column, texts[0], texts[1], sql, settled_by_type=True)
-
-
-_BEFORE_CHRIST: Final = _Change(
+_BEFORE_CHRIST: Final = (
     "Debezium writes a value before the year 1 in a {kind} as one after it, and no CHECK of the"
     " table keeps such values out",
     "Or leave it out: drop=({column},).",
     "ALTER TABLE {name} ADD CHECK ({check});",
 )
-_YEARS: Final = _Change(
+_YEARS: Final = (
     f"{_NO_YEAR}, and no CHECK of the table keeps it out",
     "Or declare that there is no such year: types={{{column}: int}} of its Table.",
     "ALTER TABLE {name} ADD CHECK ({check});",
 )
-_ROUNDED: Final = _Change(
+_ROUNDED: Final = (
     "Debezium's snapshots round a float to six digits, and its changes do not",
     "Make it a double, which is exact; or declare types={{{column}: float}} of its Table, which"
     " takes six digits.",
+    "",
 )
-_MAY_COME: Final = _Change(
+_MAY_COME: Final = (
     "the server's sql_mode takes dates with month 0 or day 0, which Debezium would write as null or"
     " as the column's default",
     "Put it into the configuration file too; open sessions keep their sql_mode. Or declare that no"
@@ -130,13 +120,19 @@ def inexact_in_postgres(run: RunQuery, tables: Iterable[str]) -> Iterator[Inexac
             if not any(map(_FIRST_DAY.fullmatch, row["checks"])):
                 check = f"{_FIRST[kind]} <= ALL ({quoted_name(column)})"
                 facts = {"kind": kind, "name": quoted(table), "check": check}
-                yield _BEFORE_CHRIST.of(table, column, **facts)
+                yield _settled(table, column, _BEFORE_CHRIST, **facts)
         elif kind == "date":
             days.setdefault(table, []).append(column)
     for table, columns in days.items():
         sides = [_HAS_ODD_DAYS.format(quoted_name(column)) for column in columns]
         (has,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table)}")
         yield from (_left_out(table, column, _ODD_DAYS) for column in columns if has[column])
+
+
+def _settled(table: str, column: str, texts: _Texts, **facts: str) -> InexactColumn:
+    """A column that a declared type of it makes right."""
+    reason, advice, sql = (text.format(column=repr(column), **facts) for text in texts)
+    return InexactColumn(table, column, reason, advice, (sql,) if sql else (), settled_by_type=True)
 
 
 def _left_out(table: str, column: str, reason: str) -> InexactColumn:
@@ -154,7 +150,7 @@ def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> Iterator[Inexact
     for table in tables:
         listed = run(_MARIA_TYPES, *table.split(".", 1))
         floats = (str(each["name"]) for each in listed if each["type"] == "float")
-        yield from (_ROUNDED.of(table, column) for column in floats)
+        yield from (_settled(table, column, _ROUNDED) for column in floats)
         years = [str(each["name"]) for each in listed if each["type"] == "year"]
         yield from _years(run, table, years) if years else ()
         columns = [column for column in listed if column["type"] not in ("float", "year")]
@@ -167,7 +163,7 @@ def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> Iterator[Inexact
             if has:
                 yield _left_out(table, str(column["name"]), _NO_CALENDAR)
             elif takes_them and column["has_other"]:
-                yield _MAY_COME.of(table, str(column["name"]))
+                yield _settled(table, str(column["name"]), _MAY_COME)
 
 
 def _years(run: RunQuery, table: str, columns: list[str]) -> Iterator[InexactColumn]:
@@ -181,15 +177,13 @@ def _years(run: RunQuery, table: str, columns: list[str]) -> Iterator[InexactCol
         if has_it:
             yield _left_out(table, column, f"a row has the year 0000, and {_NO_YEAR}")
         elif check not in checks:
-            yield _YEARS.of(table, column, name=quoted(table, "`"), check=check)
+            yield _settled(table, column, _YEARS, name=quoted(table, "`"), check=check)
 
 
 def inexact_in_outbox(run: RunQuery, table: str) -> list[InexactColumn]:
     """Columns of an outbox whose nulls Debezium's router replaces by their default."""
-    reason, advice = (
-        "a null in it would be read as its default",
-        "Remove its default, or make it NOT NULL.",
-    )
+    reason = "a null in it would be read as its default"
+    advice = "Remove its default, or make it NOT NULL."
     rows = run(_MARIA_DEFAULTS, *table.split(".", 1))
     return [InexactColumn(table, str(row["name"]), reason, advice) for row in rows]
 
@@ -199,17 +193,9 @@ def check_values(
 ) -> list[Finding]:
     """Look for columns whose values the connector would change; a pass over tables with dates."""
     try:
-        inexact = database.inexact_columns()
+        inexact, findings = database.inexact_columns(), list[Finding]()
     except CaptureFailed as error:
         return [Finding("values of columns", "fail", error.message)]
-    return inexact_findings(capture, entities, inexact)
-
-
-def inexact_findings(
-    capture: Capture, entities: Mapping[str, EntityType], inexact: Iterable[InexactColumn]
-) -> list[Finding]:
-    """A failure for each of these columns that a field has, or that is of an outbox."""
-    findings = []
     for each in inexact:
         reason = each.reason
         if capture.outbox is None or each.table != capture.outbox.table:

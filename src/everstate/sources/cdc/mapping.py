@@ -42,6 +42,8 @@ _SAMPLES: Final[tuple[tuple[Any, Any], ...]] = (
     (str(UUID(int=1, version=4)), str(UUID(int=2, version=4))),
 )
 """Pairs of values that a key column may have."""
+USER: Final = "user"
+"""In :attr:`CleanRow.who`: the database's user that wrote the row."""
 _USERS: Final = ("user_name", "user", "username")
 
 
@@ -92,6 +94,11 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
     """Why it changes nothing, once its transaction has ended."""
 
     @property
+    def who(self) -> dict[str, str]:
+        """Provenance from the row, and the database's user that wrote it."""
+        return self.provenance if self.user is None else {**self.provenance, USER: self.user}
+
+    @property
     def is_plain(self) -> bool:
         """Whether plain columns can hold all of it: it is whole, and its key was not changed."""
         return (
@@ -103,7 +110,7 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
         )
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class _Column:
     """How one column is mapped: its field, and how its values are converted."""
 
@@ -111,11 +118,6 @@ class _Column:
     convert: Converter | None
     names: Mapping[Any, Any] | None
     translation: Translation | None
-
-    @property
-    def is_as_given(self) -> bool:
-        """Whether a value of it stays what it is."""
-        return self.convert is None and self.names is None and self.translation is None
 
 
 class _Shape(NamedTuple):
@@ -179,18 +181,27 @@ class TableMapping:
     def named(self, row: SourceRow) -> CleanRow:
         """The row with its key, position and transaction only; raises Unreadable as :meth:`map`."""
         columns = self._key_columns(row) if row.op != "t" else {}
-        return self._row(row, self.key_of(columns) if columns else "", columns)
+        return CleanRow(
+            table=self.name,
+            op=row.op,
+            key=self.key_of(columns) if columns else "",
+            columns=columns,
+            position=position_in(row),
+            transaction=row.transaction,
+            time_us=row.time_us,
+            is_snapshot=row.is_snapshot,
+            place=row.place,
+        )
 
     def map(self, row: SourceRow) -> CleanRow:
         """Row of the entity type; raises Unreadable with the reason it cannot be one.
 
         Cost: about 8 µs for a row of six columns, half of it the model's.
         """
+        clean = self.named(row)
         if row.op == "t":
-            return self._row(row, "", {})
-        columns = self._key_columns(row)
-        key = self.key_of(columns)
-        clean = self._row(row, key, columns)
+            return clean
+        key = clean.key
         if row.moved_from is not None:
             clean.moved_from = self._former_key(row.moved_from, key)
         clean.provenance, clean.user = self._provenance(row)
@@ -207,7 +218,10 @@ class TableMapping:
             clean.parents = self.parents(fields)
         has_all = self.has_all(fields)
         if not has_all and self._has_all_columns:
-            self._refuse_missing(fields, row.unknown)
+            # A field that has no column would get an invented value.
+            untold = {column.field for name in row.unknown if (column := self._column(name, None))}
+            if missing := self._needed - fields.keys() - untold:
+                raise Unreadable(f"{min(missing)}: {self.name} {NO_COLUMN}")
         if row.is_whole or has_all:
             if codes:
                 clean.known, clean.codes, clean.covers = fields, codes, True
@@ -266,13 +280,6 @@ class TableMapping:
                 continue
             return [name for name in key if changed[name] == first]
         return []
-
-    def _refuse_missing(self, fields: Mapping[str, Any], unknown: Sequence[str]) -> None:
-        """Raise Unreadable when a field has no column, so that it would get an invented value."""
-        untold = {column.field for name in unknown if (column := self._column(name, None))}
-        missing = self._needed - fields.keys() - untold
-        if missing:
-            raise Unreadable(f"{min(missing)}: {self.name} {NO_COLUMN}")
 
     def reads(self, column: str) -> bool:
         """Whether a field, or what computes one, may have the values of a column."""
@@ -381,20 +388,6 @@ class TableMapping:
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as cause:
             raise Unreadable(f"computed field {field}: {type(cause).__name__} {cause}") from cause
 
-    def _row(self, row: SourceRow, key: str, columns: dict[str, Any]) -> CleanRow:
-        transaction = row.transaction
-        return CleanRow(
-            table=self.name,
-            op=row.op,
-            key=key,
-            columns=columns,
-            position=position_in(row),
-            transaction=None if transaction is None else transaction.id,
-            time_us=row.time_us,
-            is_snapshot=row.is_snapshot,
-            place=row.place,
-        )
-
     def _key_columns(self, row: SourceRow) -> dict[str, Any]:
         names = self.table.key_columns or row.key
         if not names:
@@ -432,7 +425,10 @@ class TableMapping:
                 if column.convert is not None:
                     value = self._converted(column, value)
                 if column.names is not None and value is not None:
-                    value = self._named_by(column, value)
+                    if value not in column.names:
+                        why = f"code {value!r} has no name in the translation"
+                        raise Unreadable(f"{column.field}: {why}")
+                    value = column.names[value]
                 if column.translation is not None and value is not None:
                     codes[column.field] = str(value)
             fields[column.field] = value
@@ -441,7 +437,7 @@ class TableMapping:
     def _shape(self, image: Mapping[str, Any], types: Mapping[str, str]) -> _Shape:
         columns = self._by_place(tuple(image), types)
         is_plain = all(
-            column is not None and column.field == name and column.is_as_given
+            column == _Column(name, None, None, None)
             for name, column in zip(image, columns, strict=True)
         )
         return _Shape(columns, is_plain)
@@ -478,12 +474,6 @@ class TableMapping:
         except (ValueError, TypeError, OverflowError) as cause:
             raise Unreadable(f"{column.field}: {value!r} cannot be converted: {cause}") from cause
 
-    def _named_by(self, column: _Column, value: Any) -> Any:
-        assert column.names is not None
-        if value not in column.names:
-            raise Unreadable(f"{column.field}: code {value!r} has no name in the translation")
-        return column.names[value]
-
     def _column(self, name: str, declared: str | None) -> _Column | None:
         """How a column is mapped, computed once; ``declared``: its type in the schema."""
         if (name, declared) in self._columns:
@@ -508,14 +498,16 @@ class TableMapping:
             dynamic = codes if isinstance(codes, Translation) else None
             names = None if dynamic is not None or codes is None else codes
             found = _Column(field, convert, names, dynamic)  # type: ignore[arg-type]
-        elif lower not in self._dropped and declared is None and self._feeds_key(name):
+        elif (
+            lower not in self._dropped
+            and declared is None
+            and name in self.table.key_columns
+            and self.entity_type.key in self.table.computed
+        ):
+            # It has no field, and a computed key is made of it.
             found = _Column(field, None, None, None)
         self._columns[name, declared] = found
         return found
-
-    def _feeds_key(self, name: str) -> bool:
-        """Whether a column without a field is one that a computed key is made of."""
-        return name in self.table.key_columns and self.entity_type.key in self.table.computed
 
     def _field(self, name: str) -> str:
         if self.table.naming == "as_is":

@@ -35,7 +35,7 @@ from everstate.sources.cdc.mariadb_checks import (
     SIGN,
     MariaChecks,
     create_table,
-    own_columns,
+    has_table,
 )
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.shapes.places import binlog_place, last_number
@@ -182,10 +182,8 @@ class MariaDatabase(CapturedDatabase):
         """Make our table; there is nothing else to make in MariaDB."""
         table = self.own.signals
         with self._translated("preparing"):
-            there = self._exists(table)
-            if not there:
-                self._execute(create_table(table))
-        return [SetupStep(f"table {table}", "there" if there else "made")]
+            making, is_there = create_table(table), self._exists(table)
+            return [self._made(f"table {table}", making, is_there=is_there)]
 
     def remove(self) -> list[SetupStep]:
         """Drop our table."""
@@ -417,7 +415,7 @@ class MariaDatabase(CapturedDatabase):
         return str(self._connection.literal(given))
 
     def _exists(self, table: str) -> bool:
-        return bool(own_columns(self._rows, table))
+        return has_table(self._rows, table)
 
     def _execute(self, query: str, *arguments: object) -> int:
         with self._connection.cursor() as cursor:

@@ -248,7 +248,7 @@ class MariaChecks:
         if rights.outcome == "fail":
             making = create_table(table, careful=True) + ";"
             return Finding(rights.name, "fail", rights.found, (making, *rights.sql))
-        if not own_columns(self._rows, table):
+        if not has_table(self._rows, table):
             making = create_table(table) + ";"
             return Finding(f"table {table}", "fail", "there is none", (making,))
         return rights
@@ -312,16 +312,11 @@ def _listed(names: object) -> set[str]:
     return {name.strip() for name in str(names or "").split(",") if name.strip()}
 
 
-def own_columns(rows: RunQuery, table: str) -> list[str]:
-    """Columns of our table; empty when it does not exist, or is not visible."""
-    database, _, name = table.partition(".")
-    found = rows(
-        "SELECT column_name AS name FROM information_schema.columns "
-        "WHERE table_schema = %s AND table_name = %s",
-        database,
-        name,
-    )
-    return [str(row["name"]) for row in found]
+def has_table(rows: RunQuery, table: str) -> bool:
+    """Whether our table exists, and is visible."""
+    columns = "SELECT column_name FROM information_schema.columns"
+    named = "WHERE table_schema = %s AND table_name = %s"
+    return bool(rows(f"{columns} {named}", *table.split(".", 1)))
 
 
 def create_table(table: str, *, careful: bool = False) -> str:

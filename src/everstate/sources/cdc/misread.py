@@ -28,11 +28,9 @@ class ReadColumn(NamedTuple):
     """A column, as far as it decides what becomes of a value in the binlog."""
 
     name: str
-    is_unsigned: bool = False
-    time: str | None = None
-    """`date`, `datetime`, `time`, `timestamp` or `year`; None: another type."""
-    members: tuple[str, ...] = ()
-    """Of an enum or a set, in quotation marks."""
+    facts: tuple[str, ...] = ()
+    """`date`, `datetime`, `time`, `timestamp` or `year`; the members of an enum or a set in their
+    quotation marks; `unsigned`."""
     charset: str | None = None
     """Of a text; None: unknown, or it is no text."""
 
@@ -109,16 +107,10 @@ def read_column(
 ) -> ReadColumn:
     """A column of a type such as ``int(10) unsigned`` or ``enum('a','b')``, in any case."""
     words = set(re.findall(r"[a-z0-9]+", kind.partition("'")[0].lower()))
-    time = _TIMES & words
+    sign = ["unsigned"] if {"unsigned", "zerofill"} & words else []
     # One encodes all that the other does.
     text = "utf8" if charset in _UTF8 else charset
-    return ReadColumn(
-        name,
-        bool({"unsigned", "zerofill"} & words),
-        next(iter(time), None),
-        tuple(members),
-        text,
-    )
+    return ReadColumn(name, (*(_TIMES & words), *members, *sign), text)
 
 
 def real_column(row: Mapping[str, Any]) -> ReadColumn:
@@ -138,6 +130,4 @@ def _known(column: KnownColumn) -> ReadColumn:
 
 
 def _told(column: ReadColumn) -> str:
-    facts = [column.time or "", *column.members, column.charset or ""]
-    facts.append("unsigned" if column.is_unsigned else "")
-    return " ".join(fact for fact in facts if fact) or "another type"
+    return " ".join([*column.facts, *filter(None, [column.charset])]) or "another type"

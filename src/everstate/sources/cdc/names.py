@@ -7,7 +7,6 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from everstate.declarations.captures import Capture
 from everstate.log.topics import TopicNames
 
 _IDENTIFIER_MAX = 44
@@ -62,8 +61,3 @@ class CaptureNames:
     def heartbeat_prefix(self) -> str:
         """What Debezium puts before the topic prefix for its heartbeats."""
         return f"{self.prefix}.capture.heartbeats"
-
-
-def names_of(prefix: str, capture: Capture) -> CaptureNames:
-    """The names of a declared capture."""
-    return CaptureNames(prefix, capture.name)

@@ -18,7 +18,8 @@ from everstate.sources.cdc.names import CaptureNames
 
 INITIAL: Final = "Initial Snapshot"
 _INCREMENTAL: Final = "Incremental Snapshot"
-_GIVEN_UP: Final = "GIVEN_UP"
+GIVEN_UP: Final = "GIVEN_UP"
+"""Status of a table that was taken out of a snapshot because it could not be read."""
 _READ: Final = frozenset({"SUCCEEDED", "EMPTY"})
 
 
@@ -41,11 +42,6 @@ class Notification:
     """Timestamp of the record."""
     reason: str | None = None
     """Why a table was given up; notifications of the connector itself have none."""
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether the table was taken out of the snapshot because it could not be read."""
-        return self.status == _GIVEN_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ def unread_of(steps: Iterable[Notification]) -> dict[str, str]:
 
 def tell_given_up(config: Config, names: CaptureNames, table: str, reason: str) -> None:
     """Write into the topic that a table was taken out of an incremental snapshot, and why."""
-    more = {"scanned_collection": table, "status": _GIVEN_UP, "reason": reason}
+    more = {"scanned_collection": table, "status": GIVEN_UP, "reason": reason}
     value = {
         "id": f"everstate-gave-up-{time.time_ns()}",
         "aggregate_type": _INCREMENTAL,
@@ -101,9 +97,8 @@ def first_of(steps: Iterable[Notification], tables: int) -> FirstSnapshot:
     for each in steps:
         if each.kind == INITIAL:
             if each.state == "STARTED":
-                # After one that was completed it is another one, with a slot of its own; the former
-                # version wrote BEGUN before each of these.
-                starts = 1 if state in ("COMPLETED", "BEGUN") else starts + 1
+                # After one that was completed it is another one, with a slot of its own.
+                starts = 1 if state == "COMPLETED" else starts + 1
             state = each.state
         elif each.state == "STARTED":
             asked = not each.tables or len(each.tables) >= tables

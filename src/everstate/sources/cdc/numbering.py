@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from everstate.changes import Kind
 from everstate.changes.keys import EntityKey
 from everstate.errors import HeldOverflow
-from everstate.sources.cdc.absent import AbsentRows
 from everstate.sources.cdc.balance import PUBLISHED, Cut, NumberedBatch
 from everstate.sources.cdc.columns import (
     OTHER,
     PREPARED,
     REFUSED,
     SOURCE,
-    USER,
     WHOLE,
     Rows,
     decode_refusal,
@@ -56,7 +54,7 @@ from everstate.sources.cdc.composing import (
     TableTarget,
     origin_of,
 )
-from everstate.sources.cdc.gone import bounded, lacking, truncated
+from everstate.sources.cdc.gone import AbsentRows, bounded, lacking, truncated
 from everstate.sources.cdc.holding import (
     Doubts,
     HeldEntity,
@@ -64,9 +62,9 @@ from everstate.sources.cdc.holding import (
     limited,
     waits_for_itself,
 )
-from everstate.sources.cdc.mapping import CleanRow
+from everstate.sources.cdc.mapping import USER, CleanRow
 from everstate.sources.cdc.overlaps import Overlaps
-from everstate.sources.cdc.reading import RawReader
+from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.rows import Unreadable, behind
 from everstate.sources.cdc.states import States, encoded_position
 
@@ -137,12 +135,12 @@ class Numbering:
                 batch.skip(self._names[rows.table[at]], fate)
             elif what == WHOLE:
                 if fate or not self._quick(batch, rows, at, parts):
-                    self._take(batch, self._clean(rows, at), _place(rows, at, parts))
+                    self._take(batch, self._clean(rows, at, parts))
             elif what == OTHER:
-                row, place = self._clean(rows, at), _place(rows, at, parts)
+                row = self._clean(rows, at, parts)
                 if row.op != "t":
-                    self._take(batch, row, place)
-                elif not self._truncate(batch, row, place, rows.part[at], cut):
+                    self._take(batch, row)
+                elif not self._truncate(batch, row, rows.part[at], cut):
                     batch.left = len(rows) - at
                     break
             elif what == REFUSED:
@@ -156,7 +154,10 @@ class Numbering:
         for table, count in Counter(number for number, what in done if what <= REFUSED).items():
             batch.read[self._names[table] if table >= 0 else ""] += count
         if has_read_all and batch.cut is None:
-            self._release_overdue(batch)
+            for entity, held in list(self._held.items()):
+                late = now_s - held.since_s > self._capture.parent_wait_s
+                if late and held.waits_for_other and entity in self._held:
+                    self._release(batch, entity, is_overdue=True)
         self._make_room(batch)
         return batch
 
@@ -222,7 +223,7 @@ class Numbering:
         except Unreadable:
             return False  # _take tries it again and records the refusal
         if self._waiting:
-            self._wake(batch, (target.entity, key))
+            self._go_on(batch, self._woken(batch, (target.entity, key)))
         return True
 
     def _is_early(self, parents: bytes | None, op: str) -> bool:
@@ -235,14 +236,12 @@ class Numbering:
                 return True
         return False
 
-    def _clean(self, rows: Rows, at: int) -> CleanRow:
-        """The CleanRow of a row, with the epoch in its position and its transaction's facts."""
+    def _clean(self, rows: Rows, at: int, parts: RawPartitions) -> CleanRow:
+        """The CleanRow of a row, with its place, and the epoch in its position."""
         block, rest = rows.block[at], rows.rest[at]
-        if rest is not None:
-            row = decode_row(rest)
-            row.position = {s: [self.epoch, *place] for s, place in row.position.items()}
-        else:
-            row = self._of_columns(rows, at)
+        row = self._of_columns(rows, at) if rest is None else decode_row(rest)
+        row.position = {scheme: [self.epoch, *place] for scheme, place in row.position.items()}
+        row.at = _place(rows, at, parts)
         if block is not None:
             row.index, row.count = rows.index[at], block.count
             row.prepared = block.id if block.fate == PREPARED else None
@@ -253,7 +252,6 @@ class Numbering:
     def _of_columns(self, rows: Rows, at: int) -> CleanRow:
         who: dict[str, str] = _decode(rows.who[at] or b"{}")
         user = who.pop(USER, None)
-        position: dict[str, list[int | str]] = _decode(rows.position[at] or b"{}")
         op = rows.op[at] or ""
         return CleanRow(
             table=self._names[rows.table[at]],
@@ -262,7 +260,7 @@ class Numbering:
             columns={},
             state=rows.state[at],
             before=rows.before[at],
-            position={scheme: [self.epoch, *place] for scheme, place in position.items()},
+            position=_decode(rows.position[at] or b"{}"),
             transaction=rows.tx[at],
             time_us=rows.time_us[at],
             is_snapshot=op == "r",
@@ -276,13 +274,12 @@ class Numbering:
     def _entity(self, table: str) -> str:
         return self._capture.tables[table].entity
 
-    def _take(self, batch: NumberedBatch, row: CleanRow, place: RawPlace) -> None:
+    def _take(self, batch: NumberedBatch, row: CleanRow) -> None:
         entity = (self._entity(row.table), row.key)
         held = self._held.get(entity)
-        row.at = place
         if held is None:
             is_unsure = self._doubts.is_unsure(entity, self._states.get(*entity))
-            outcome = self._try(batch, row, place, is_unsure=is_unsure, is_overdue=False)
+            outcome = self._try(batch, row, is_unsure=is_unsure, is_overdue=False)
             if isinstance(outcome, HeldBack):
                 held = HeldEntity(
                     row.table, *entity, row.columns, outcome.reason, self._now_s, [row]
@@ -292,22 +289,16 @@ class Numbering:
                 if held.waits_for_other and waits_for_itself(self._held, entity):
                     self._release(batch, entity, is_overdue=True)
             elif isinstance(outcome, Completed):
-                self._wake(batch, entity)
+                self._go_on(batch, self._woken(batch, entity))
             elif outcome is None:
-                self._doubt(batch, entity, row.table, row.columns, row.position)
+                self._doubt(batch, entity, row)
             return
         held.append(row)
         batch.held_changed.add(entity)
         self._release(batch, entity)
 
     def _try(
-        self,
-        batch: NumberedBatch,
-        row: CleanRow,
-        place: RawPlace,
-        *,
-        is_unsure: bool,
-        is_overdue: bool,
+        self, batch: NumberedBatch, row: CleanRow, *, is_unsure: bool, is_overdue: bool
     ) -> Completed | Skipped | HeldBack | None:
         """Complete one row and apply its changes; ``None``: it was refused."""
         if row.prepared is not None:
@@ -338,10 +329,11 @@ class Numbering:
                 )
             if isinstance(outcome, Completed):
                 target = self._composer.targets[self._names.index(row.table)]
-                origin = origin_of(row, place, encoded_position(row.position) or None)
+                origin = origin_of(row, encoded_position(row.position) or None)
                 self._publish(batch, target, origin, known, outcome.steps)
         except Unreadable as cause:
-            batch.refuse(row.table, entity, str(cause), place)
+            assert row.at is not None
+            batch.refuse(row.table, entity, str(cause), RawPlace(*row.at))
             return None
         if not isinstance(outcome, HeldBack):
             self._overlaps.add((entity, row.key), row, known)
@@ -426,10 +418,7 @@ class Numbering:
         while held.rows:
             held.reach_doubts()
             row = held.rows[0]
-            assert row.at is not None
-            outcome = self._try(
-                batch, row, RawPlace(*row.at), is_unsure=held.is_unsure, is_overdue=is_overdue
-            )
+            outcome = self._try(batch, row, is_unsure=held.is_unsure, is_overdue=is_overdue)
             if isinstance(outcome, HeldBack):
                 if outcome.reason == PRIOR_UNKNOWN and self._supersede(batch, held):
                     continue
@@ -441,8 +430,7 @@ class Numbering:
             held.rows.pop(0)
             batch.held_changed.add(entity)
             if outcome is None:
-                left = len(held.rows)
-                self._doubt(batch, entity, row.table, row.columns, row.position, left)
+                self._doubt(batch, entity, row, len(held.rows))
             elif has_settled(row, outcome):
                 known = self._states.get(*entity)
                 if held.is_unsure and known is not None and known.is_deleted:
@@ -482,11 +470,6 @@ class Numbering:
                 return True
         return False
 
-    def _wake(self, batch: NumberedBatch, entity: EntityKey) -> None:
-        """Process held rows that waited for this entity, which has just got a newer state."""
-        if self._waiting:
-            self._go_on(batch, self._woken(batch, entity))
-
     def _refuse(self, batch: NumberedBatch, rows: Rows, at: int, parts: RawPartitions) -> None:
         row, key, value = decode_refusal(rows.rest[at] or b"")
         block = rows.block[at]
@@ -498,37 +481,29 @@ class Numbering:
         name = "" if table is None else row.table
         batch.refuse(name, entity, row.reason, _place(rows, at, parts), (key, value))
         if entity is not None and row.key is not None:
-            stored: dict[str, list[int | str]] = _decode(rows.position[at] or b"{}")
-            position = {scheme: [self.epoch, *place] for scheme, place in stored.items()}
-            self._doubt(batch, (entity, row.key), row.table, row.columns, position)
+            row.position = {name: [self.epoch, *place] for name, place in row.position.items()}
+            self._doubt(batch, (entity, row.key), row)
 
     def _doubt(
-        self,
-        batch: NumberedBatch,
-        entity: EntityKey,
-        table: str,
-        columns: dict[str, Any],
-        position: Mapping[str, list[int | str]],
-        newer: int = 0,
+        self, batch: NumberedBatch, entity: EntityKey, row: CleanRow | RefusedRow, newer: int = 0
     ) -> None:
         """Record a refused row: its entity's state is uncertain until a whole row comes."""
-        batch.held_changed |= self._doubts.add(
-            entity, table, columns, position, self._now_s, self._states.get, newer
-        )
+        changed = self._doubts.add(entity, row, self._now_s, self._states.get, newer)
+        batch.held_changed |= changed
 
-    def _truncate(
-        self, batch: NumberedBatch, row: CleanRow, place: RawPlace, part: int, cut: Cut | None
-    ) -> bool:
+    def _truncate(self, batch: NumberedBatch, row: CleanRow, part: int, cut: Cut | None) -> bool:
         """Delete every entity of the table whose newest row is before the truncation.
 
         ``False``: some are left for the next batch.
         """
         entity = self._entity(row.table)
         self._overlaps.forget(entity)
-        if cut is None or (cut.part, cut.offset) != (part, place.offset):
-            cut = Cut(part, place.offset, row.table)
+        assert row.at is not None
+        *_, offset = row.at
+        if cut is None or (cut.part, cut.offset) != (part, offset):
+            cut = Cut(part, offset, row.table)
         for gone in bounded(truncated(row, entity, self._states, self._held, cut), batch, cut):
-            self._take(batch, gone, place)
+            self._take(batch, gone)
         if batch.cut is None:
             batch.skip(row.table, TRUNCATED)
         return batch.cut is None
@@ -544,15 +519,8 @@ class Numbering:
         if cut is None or cut.offset != absent.place.offset:
             cut = Cut(0, absent.place.offset)
         for gone in bounded(lacking(absent, self.epoch, states, self._held, cut), batch, cut):
-            self._take(batch, gone, absent.place)
+            self._take(batch, gone)
         return batch
-
-    def _release_overdue(self, batch: NumberedBatch) -> None:
-        """Release rows that waited over ``parent_wait_s`` for a parent or the name of a code."""
-        for entity, held in list(self._held.items()):
-            late = self._now_s - held.since_s > self._capture.parent_wait_s
-            if late and held.waits_for_other and entity in self._held:
-                self._release(batch, entity, is_overdue=True)
 
     def _make_room(self, batch: NumberedBatch) -> None:
         """While too many rows are held, release the oldest that wait for other entities only."""

@@ -127,22 +127,23 @@ class OutboxNumbering:
         committed.
         """
         del cut, has_read_all
-        batch, self._states = NumberedBatch(), states
+        batch, self._states, self._now_s = NumberedBatch(), states, now_s
         self._load(rows)
         for at, what in enumerate(rows.what):
             block = rows.block[at] if rows.block else None
             place = RawPlace(*parts[rows.part[at]], rows.offset[at])
             if what == OTHER:
                 row = decode_row(rows.rest[at] or b"")
+                row.at = place
                 if block is not None and block.fate == PREPARED:
-                    self._hold_prepared(batch, row, place, block.id, now_s)
+                    self._hold_prepared(batch, row, block.id)
                 elif block is not None and block.fate:
                     batch.skip(row.table, block.fate)
                 else:
-                    self._take(batch, row, place, now_s)
+                    self._take(batch, row)
             elif what == SOURCE:
                 source = decode_source(rows.rest[at] or b"")
-                self._end_prepared(batch, source, now_s)
+                self._end_prepared(batch, source)
                 self._epoch = max(self._epoch, source.epoch)
             elif what == REFUSED:
                 bad, key, value = decode_refusal(rows.rest[at] or b"")
@@ -182,7 +183,7 @@ class OutboxNumbering:
     def _entity(self, table: str) -> str:
         return self._capture.tables[table].entity
 
-    def _take(self, batch: NumberedBatch, row: CleanRow, place: RawPlace, now_s: float) -> None:
+    def _take(self, batch: NumberedBatch, row: CleanRow) -> None:
         entity = (self._entity(row.table), row.key)
         known = self._states.get(*entity)
         if row.op == FACT and known is not None and not self._is_of(known, row):
@@ -190,15 +191,14 @@ class OutboxNumbering:
             entity = (entity[0], row.key)
             known = self._states.get(*entity)
         awaited = 1 if known is None else known.version + 1
-        row.at = place
         if _version(row) > awaited:
-            self._hold(batch, row, place, awaited, now_s)
+            self._hold(batch, row, awaited)
         elif known is not None and _version(row) < awaited:
-            self._again(batch, row, place, known)
-        elif self._apply(batch, row, place, known):
+            self._again(batch, row, known)
+        elif self._apply(batch, row, known):
             self._release(batch, entity)
 
-    def _again(self, batch: NumberedBatch, row: CleanRow, place: RawPlace, known: Known) -> None:
+    def _again(self, batch: NumberedBatch, row: CleanRow, known: Known) -> None:
         """Handle a version that the log has already: a re-read, or a second row with it (C6).
 
         Only the id of the newest version is known; rows of older versions are skipped as re-reads.
@@ -209,7 +209,7 @@ class OutboxNumbering:
             if newest == row.position[POSITION]:
                 reason = f"version {known.version} is in the log already, with another state, of an"
                 reason += " earlier row with the same id"
-            self._refuse(batch, row, reason, place)
+            self._refuse(batch, row, reason)
         else:
             batch.skip(row.table, READ_BEFORE)
 
@@ -227,9 +227,7 @@ class OutboxNumbering:
         image = change.original if change.current is None else change.current
         return _is_same(self._entities[self._entity(row.table)], known.image, image)
 
-    def _apply(
-        self, batch: NumberedBatch, row: CleanRow, place: RawPlace, known: Known | None
-    ) -> bool:
+    def _apply(self, batch: NumberedBatch, row: CleanRow, known: Known | None) -> bool:
         """Publish the version that comes next; ``False``: it was refused, and is still awaited."""
         entity, change, version = self._entity(row.table), routed(row), _version(row)
         before = None if known is None or known.is_deleted else known.image
@@ -239,7 +237,7 @@ class OutboxNumbering:
                 f"originalEntityState of version {version} is not the state after version "
                 f"{version - 1} ({found})"
             )
-            self._refuse(batch, row, reason, place)
+            self._refuse(batch, row, reason)
             return False
         self._records.add(entity, row)
         batch.changes += 1
@@ -251,46 +249,42 @@ class OutboxNumbering:
         self._states.put(f"{entity}\0{row.key}", newer)
         return True
 
-    def _hold(
-        self, batch: NumberedBatch, row: CleanRow, place: RawPlace, awaited: int, now_s: float
-    ) -> None:
+    def _hold(self, batch: NumberedBatch, row: CleanRow, awaited: int) -> None:
         """Hold a row while an earlier version is missing, in the order of the versions."""
         entity = (self._entity(row.table), row.key)
         held = self._held.get(entity)
         if held is None:
-            held = self._held[entity] = HeldEntity(row.table, *entity, {}, "", now_s)
+            held = self._held[entity] = HeldEntity(row.table, *entity, {}, "", self._now_s)
         for other in held.rows:
             if _version(other) == _version(row):
                 if other.position == row.position:
                     batch.skip(row.table, READ_BEFORE)
                 else:
-                    self._refuse(batch, row, f"version {_version(row)} is held already", place)
+                    self._refuse(batch, row, f"version {_version(row)} is held already")
                 return
         held.reason = f"version {awaited} is awaited"
         insort(held.rows, row, key=_version)
         batch.held_changed.add(entity)
 
-    def _hold_prepared(
-        self, batch: NumberedBatch, row: CleanRow, place: RawPlace, gtid: str, now_s: float
-    ) -> None:
+    def _hold_prepared(self, batch: NumberedBatch, row: CleanRow, gtid: str) -> None:
         """Hold a row of a prepared transaction, apart from rows that wait for a version.
 
         If it is rolled back, another row has its version.
         """
-        row.at, row.prepared = place, gtid
+        row.prepared = gtid
         entity = (self._entity(row.table), f"{row.key} ({gtid})")
         if (held := self._held.get(entity)) is None:
-            held = self._held[entity] = HeldEntity(row.table, *entity, {}, PREPARED, now_s)
+            held = HeldEntity(row.table, *entity, {}, PREPARED, self._now_s)
+            self._held[entity] = held
         held.append(row)
         batch.held_changed.add(entity)
 
-    def _end_prepared(self, batch: NumberedBatch, source: SourceIdentity, now_s: float) -> None:
+    def _end_prepared(self, batch: NumberedBatch, source: SourceIdentity) -> None:
         for entity in end_prepared(self._held, source, self._epoch):
             batch.held_changed.add(entity)
             for row in self._held.pop(entity).rows:
-                assert row.at is not None
                 if row.skipped is None:
-                    self._take(batch, row, RawPlace(*row.at), now_s)
+                    self._take(batch, row)
                 else:
                     batch.skip(row.table, row.skipped)
 
@@ -307,8 +301,7 @@ class OutboxNumbering:
                 held.reason = f"version {known.version + 1} is awaited"
                 return
             held.rows.pop(0)
-            assert row.at is not None
-            self._apply(batch, row, RawPlace(*row.at), known)
+            self._apply(batch, row, known)
         del self._held[entity]
 
     def _tell(self, batch: NumberedBatch) -> None:
@@ -321,8 +314,9 @@ class OutboxNumbering:
                 *(self._capture.name, len(waiting), *waiting[0], self._held[waiting[0]].reason),
             )
 
-    def _refuse(self, batch: NumberedBatch, row: CleanRow, reason: str, place: RawPlace) -> None:
-        batch.refuse(row.table, self._entity(row.table), reason, place)
+    def _refuse(self, batch: NumberedBatch, row: CleanRow, reason: str) -> None:
+        assert row.at is not None
+        batch.refuse(row.table, self._entity(row.table), reason, RawPlace(*row.at))
 
 
 def _version(row: CleanRow) -> int:

@@ -14,7 +14,6 @@ from psycopg.rows import dict_row
 
 from everstate.config import check_dsn
 from everstate.declarations.captures import Capture
-from everstate.errors import InvalidCapture
 from everstate.sources.cdc.connectors import (
     POSTGRES_SCHEMA,
     SESSION,
@@ -27,7 +26,6 @@ from everstate.sources.cdc.database import (
     CapturedDatabase,
     ConnectorStanding,
     InexactColumn,
-    Key,
     PrintedRows,
     SetupStep,
     TableState,
@@ -109,9 +107,14 @@ class PostgresDatabase(CapturedDatabase):
         ends, so that is left to the connector (decision 14).
         """
         with self._translated("preparing"):
-            steps = [self._make_schema(), *map(self._make_table, self.own.tables)]
-            steps += self._make_publication()
-        return steps
+            has_schema = "SELECT FROM pg_namespace WHERE nspname = %s"
+            is_there = bool(self._rows(has_schema, POSTGRES_SCHEMA))
+            making = f"CREATE SCHEMA IF NOT EXISTS {self._quoted(POSTGRES_SCHEMA)}"
+            steps = [self._made(f"schema {POSTGRES_SCHEMA}", making, is_there=is_there)]
+            for table in self.own.tables:
+                making, is_there = create_table(table, self.own), self._exists(table)
+                steps.append(self._made(f"table {table}", making, is_there=is_there))
+            return steps + self._make_publication()
 
     def release(self) -> list[SetupStep]:
         """Remove the tables from the publication that reject UPDATE and DELETE because of it."""
@@ -288,18 +291,6 @@ class PostgresDatabase(CapturedDatabase):
         (row,) = open_ones
         return f"{name} waits for {row['name']}, open since {row['since']}: {row['advice']}"
 
-    def condition(self, table: str, key: Key, *, is_raw: bool = False) -> str:
-        """Also raises InvalidCapture for a value that does not fit its column."""
-        found = super().condition(table, key, is_raw=is_raw)
-        with self._translated("reading the key"):
-            try:
-                # The connector would fail at such a value.
-                self._execute(f"EXPLAIN SELECT FROM {self._quoted(table)} WHERE {found}")
-            except psycopg.DataError as cause:
-                reason = f"{table}: {_reason(cause)}"
-                raise InvalidCapture(self._capture.name, reason) from cause
-        return found
-
     def _key(self, table: str) -> list[dict[str, Any]]:
         declared = self._capture.tables.get(table)
         return self._rows(_KEY, self._quoted(table), list(declared.key_columns if declared else ()))
@@ -311,19 +302,6 @@ class PostgresDatabase(CapturedDatabase):
     def _exists(self, table: str) -> bool:
         found = "SELECT FROM pg_tables WHERE schemaname || '.' || tablename = %s"
         return bool(self._rows(found, table))
-
-    def _make_schema(self) -> SetupStep:
-        what = f"schema {POSTGRES_SCHEMA}"
-        if self._rows("SELECT FROM pg_namespace WHERE nspname = %s", POSTGRES_SCHEMA):
-            return SetupStep(what, "there")
-        self._execute(f"CREATE SCHEMA IF NOT EXISTS {self._quoted(POSTGRES_SCHEMA)}")
-        return SetupStep(what, "made")
-
-    def _make_table(self, table: str) -> SetupStep:
-        if self._exists(table):
-            return SetupStep(f"table {table}", "there")
-        self._execute(create_table(table, self.own))
-        return SetupStep(f"table {table}", "made")
 
     def _make_publication(self) -> list[SetupStep]:
         """Make the publication, or add the tables and the setting that it lacks."""

@@ -66,10 +66,6 @@ def _float(text: str) -> float | str:
     return value if isfinite(value := float(text)) else text
 
 
-def _numeric(text: str) -> str:
-    return _JAVA_NAMES.get(text, text)
-
-
 def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
@@ -81,7 +77,7 @@ _IN_POSTGRES: Final[Mapping[str, FromPrinted]] = {
     **dict.fromkeys("float4 float8".split(), _float),
     "bool": lambda text: text in ("t", True),
     "bytea": lambda text: _base64(bytes.fromhex(text.removeprefix("\\x"))),
-    "numeric": _numeric,
+    "numeric": lambda text: _JAVA_NAMES.get(text, text),
     "date": _day,
     "timestamp": _local,
     "timestamptz": _instant,

@@ -16,7 +16,7 @@ from everstate.sources.cdc.convert import may_have_java_names
 from everstate.sources.cdc.placeholders import placeholder_of, setting_of
 from everstate.sources.cdc.reading import MISSHAPEN, RawReader
 from everstate.sources.cdc.rows import Unreadable, exact_number, listed
-from everstate.sources.cdc.shapes.debezium import TIME_US_MAX, transaction_key
+from everstate.sources.cdc.shapes.debezium import TIME_US_MAX, transaction_of
 from everstate.sources.cdc.shapes.places import position_of, stream_place
 
 _NO_TYPES: Final[Mapping[str, str]] = {}
@@ -126,7 +126,7 @@ class QuickReader:
                 position = _encode(at) if at else None
         except (Unreadable, *MISSHAPEN):
             return None
-        tx = None if block is None else _transaction(connector, source, block)
+        tx = transaction_of(connector, source, block.id) if block is not None and block.id else None
         return (
             *(table, op, name, state, before, tx, place, position, at_us),
             *(None if who == b"{}" else who, parents, was),
@@ -136,10 +136,3 @@ class QuickReader:
 _OPS: Final = frozenset({"c", "u", "d", "r"})
 _STREAMED: Final = (None, "false")
 """What ``snapshot`` says of a row of the log: its default, which our converters write as null."""
-
-
-def _transaction(connector: str, source: Mapping[str, Any], block: _Block) -> str | None:
-    """The id that all rows of its transaction share."""
-    if connector == "postgresql" and source.get("txId") is not None and block.id:
-        return str(source["txId"])
-    return transaction_key(block.id) or None

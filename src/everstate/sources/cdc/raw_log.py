@@ -14,7 +14,7 @@ from everstate.log.consumer import Consumer
 from everstate.log.positions import Offsets
 from everstate.log.topics import Topics
 from everstate.sources.cdc.holding import HELD
-from everstate.sources.cdc.names import names_of
+from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.shapes.places import stream_place
 
 _HOUR_MS: Final = 3_600_000
@@ -29,18 +29,13 @@ class Parts(NamedTuple):
     names: Sequence[str]
     """Last part of each one's topic: a table's, or "" for the one raw log."""
 
-    @property
-    def is_one_log(self) -> bool:
-        """Whether it is the one raw log of a capture whose connector `everstate cdc` runs."""
-        return list(self.names) == [""]
-
 
 def newest_lsn(config: Config, capture: Capture) -> int:
     """The last place of PostgreSQL's log that the end of a raw log names; 0: it names none.
 
     Cost: one read of at most a hundred records.
     """
-    topic = names_of(config.log.prefix, capture).raw_log
+    topic = CaptureNames(config.log.prefix, capture.name).raw_log
     found = 0
     try:
         with Offsets(config) as offsets:

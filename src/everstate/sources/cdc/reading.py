@@ -27,10 +27,10 @@ from everstate.sources.cdc.rows import (
     SourceRow,
     TransactionProvenance,
     Unreadable,
+    moved,
     position_in,
 )
 from everstate.sources.cdc.shapes import READERS, debezium
-from everstate.sources.cdc.shapes.moves import moved
 
 
 class RefusedRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False):
@@ -228,10 +228,8 @@ class RawReader:
             if len(found) > 1:
                 _number_repeats(found)
             return found
-        except Unreadable as cause:
-            return [RefusedRow(table=table, reason=str(cause))]
-        except MISSHAPEN as cause:
-            return [RefusedRow(table=table, reason=self._misshapen(cause))]
+        except (Unreadable, *MISSHAPEN) as cause:
+            return [self._refused(table, cause)]
 
     def declared(self, schema: str | None, table: str | None) -> str:
         """The declared table of that name; "": none is."""
@@ -265,13 +263,12 @@ class RawReader:
             return found
         except Unreadable as cause:
             key, columns = mapping.key_if_present(row) if row.op != "t" else (None, {})
-            transaction = row.transaction
             return RefusedRow(
                 table=table,
                 reason=str(cause),
                 key=key,
                 columns=columns,
-                transaction=None if transaction is None else transaction.id,
+                transaction=row.transaction,
                 op=row.op,
                 position=position_in(row),
                 place=row.place,
@@ -292,10 +289,8 @@ class RawReader:
                 return []
             note = debezium.read_message(value, self._prefixes)
             return [] if note is None else [note]
-        except Unreadable as cause:
-            return [RefusedRow(table=kind.decode(), reason=str(cause))]
-        except MISSHAPEN as cause:
-            return [RefusedRow(table=kind.decode(), reason=self._misshapen(cause))]
+        except (Unreadable, *MISSHAPEN) as cause:
+            return [self._refused(kind.decode(), cause)]
 
     def _replaced(self, value: bytes | None) -> list[Parsed]:
         """What a schema change says of declared tables that are another one now, or gone."""
@@ -336,9 +331,11 @@ class RawReader:
             return said
         return _TRUNCATED_OURS.format(said=said, capture=self.capture.name)
 
-    def _misshapen(self, cause: Exception) -> str:
-        form = self.capture.form
-        return f"it is not as {form} writes it: {type(cause).__name__}: {cause}"
+    def _refused(self, table: str, cause: Exception) -> RefusedRow:
+        if isinstance(cause, Unreadable):
+            return RefusedRow(table=table, reason=str(cause))
+        why = f"it is not as {self.capture.form} writes it: {type(cause).__name__}: {cause}"
+        return RefusedRow(table=table, reason=why)
 
 
 def _refuse_java_names(mapping: TableMapping, image: Mapping[str, Any]) -> None:

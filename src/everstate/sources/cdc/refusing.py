@@ -88,14 +88,21 @@ def shape_findings(
             except Unreadable as cause:
                 advice = "Give the field's column in `columns` of its Table, or `drop` the other."
                 yield Finding(f"columns of {table}", "fail", str(cause), advice=advice)
-            yield from _uncovered(table, shape.key, mapping)
+            if beside := mapping.columns_beside_key(shape.key):
+                yield _uncovered(table, shape.key, mapping.entity_type, ", ".join(beside))
             yield from _audit(table, columns, declared.provenance)
             for field, column in sources.items():
                 if column is not None:
                     yield from _misread(table, columns[column], field, mapping)
         fields = {column: field for field, column in sources.items() if column is not None}
         for field in (field for field, column in sources.items() if column is None):
-            yield _missing(table, field)
+            advice = (
+                f"Give its column in `columns` of the Table of {table}; for a field that has none "
+                f"declare computed={{{field!r}: …}}, a function of the state, or remove it from "
+                "the model."
+            )
+            found = f"it {NO_COLUMN} {field}"
+            yield Finding(f"columns of {table}", "fail", found, advice=advice)
         left_out = _unread(shape, mapping) if leaves_out and mapping is not None else {}
         for each in columns.values():
             if each.name not in left_out:
@@ -175,14 +182,6 @@ def _matches(pattern: str, name: str) -> bool:
         return False
 
 
-def _missing(table: str, field: str) -> Finding:
-    advice = (
-        f"Give its column in `columns` of the Table of {table}; for a field that has none declare "
-        f"computed={{{field!r}: …}}, a function of the state, or remove it from the model."
-    )
-    return Finding(f"columns of {table}", "fail", f"it {NO_COLUMN} {field}", advice=advice)
-
-
 def _column(table: str, column: SourceColumn, field: str | None) -> Iterator[Finding]:
     """What is wrong with a column, and with the field that has its values."""
     whole = f"{table}.{column.name}"
@@ -232,18 +231,14 @@ def _misread(
     yield Finding(f"column {table}.{column.name}", "fail", found, advice=advice)
 
 
-def _uncovered(table: str, key: Sequence[str], mapping: TableMapping) -> Iterator[Finding]:
-    """Whether two rows with different keys become one entity."""
-    columns = mapping.columns_beside_key(key)
-    if not columns:
-        return
-    entity = mapping.entity_type
+def _uncovered(table: str, key: Sequence[str], entity: EntityType, beside: str) -> Finding:
+    """Two rows whose keys differ in the columns ``beside`` become one entity."""
     found = (
         f"a row is named by {', '.join(key)}, and the key {entity.key} of {entity.name} does not "
-        f"depend on {', '.join(columns)}: rows that differ there would become one entity"
+        f"depend on {beside}: rows that differ there would become one entity"
     )
     advice = f"Declare computed={{{entity.key!r}: …}}, a function of all these columns."
-    yield Finding(f"key of {table}", "fail", found, advice=advice)
+    return Finding(f"key of {table}", "fail", found, advice=advice)
 
 
 def plugin_findings(kind: str, url: str) -> list[Finding]:

@@ -19,25 +19,18 @@ import msgspec
 
 from everstate.config import Config
 from everstate.declarations.captures import Capture
-from everstate.errors import LogError, SourceReplaced
+from everstate.errors import SourceReplaced
 from everstate.log.producer import Producer
-from everstate.log.publisher import read_progress
 from everstate.log.record import OutRecord
-from everstate.sources.cdc.balance import decode_note, publisher_name
+from everstate.sources.cdc.balance import note_of
 from everstate.sources.cdc.database import CapturedDatabase
 from everstate.sources.cdc.names import CaptureNames
-from everstate.sources.cdc.reading import (
-    BinlogLook,
-    Fingerprint,
-    SourceIdentity,
-    encode_source,
-)
+from everstate.sources.cdc.reading import BinlogLook, SourceIdentity, encode_source
 from everstate.sources.cdc.rows import KIND, SOURCE
 from everstate.sources.cdc.stream import StreamStanding
 
 EPOCH: Final = "everstate.epoch"
 """Setting of a connector that Debezium ignores: the epoch of the positions that it writes."""
-_NONE: Final[Mapping[str, Fingerprint]] = {}
 _EARLIER: Final = "it is an earlier copy, without the mark that was written into its table"
 
 
@@ -69,11 +62,8 @@ class Mark(msgspec.Struct, frozen=True):
 
 def known_standing(config: Config, capture: Capture) -> StreamStanding:
     """The standing of a capture's raw log in its last position record; reads Kafka only."""
-    try:
-        progress = read_progress(config, publisher_name(capture.name))
-    except LogError:
-        progress = None
-    found = None if progress is None else decode_note(progress.note).stream
+    note = note_of(config, capture)
+    found = None if note is None else note.stream
     return found or StreamStanding(epoch=capture.epoch)
 
 
@@ -102,37 +92,30 @@ def check_source(
     capture of an earlier version no identity and no mark is known: it has them from now on.
     """
     identity = database.identity()
+
+    def differs(known: StreamStanding) -> str | None:
+        """Why the database is not the one that was read before; ``None``: it is."""
+        if known.identity not in (None, identity):
+            return f"it is {identity}, and was {known.identity}"
+        if not resumes:
+            return None
+        reason = database.went_back(known.place, offset)
+        if reason is None and not is_marked(known.mark, mark_of(database.read_mark())):
+            reason = f"{_EARLIER} {database.own.signals}"
+        return reason
+
     known = known_standing(config, capture)
     if epoch > known.epoch:
         return CheckedSource(identity, known)
-    reason = _reason(database, identity, known, offset, resumes=resumes)
+    reason = differs(known)
     if reason is not None:
         # A newer mark may have been written while this one was compared: a database that differs
         # still does so when it is compared again.
         known = known_standing(config, capture)
-        reason = _reason(database, identity, known, offset, resumes=resumes)
+        reason = differs(known)
     if reason is not None:
         raise SourceReplaced(capture.name, reason)
     return CheckedSource(identity, known)
-
-
-def _reason(
-    database: CapturedDatabase,
-    identity: str,
-    known: StreamStanding,
-    offset: Mapping[str, Any],
-    *,
-    resumes: bool,
-) -> str | None:
-    """Why a database is not the one that was read before; ``None``: it is."""
-    if known.identity not in (None, identity):
-        return f"it is {identity}, and was {known.identity}"
-    if not resumes:
-        return None
-    reason = database.went_back(known.place, offset)
-    if reason is None and not is_marked(known.mark, mark_of(database.read_mark())):
-        reason = f"{_EARLIER} {database.own.signals}"
-    return reason
 
 
 def is_marked(known: str | None, found: Mark | None) -> bool:
@@ -174,28 +157,9 @@ def renew_mark(
     return mark if database.write_mark(msgspec.json.encode(mark).decode(), text) else None
 
 
-def write_source(
-    config: Config,
-    names: CaptureNames,
-    identity: str,
-    epoch: int,
-    mark: str | None,
-    tables: Mapping[str, Fingerprint] = _NONE,
-    seen: int = 0,
-    may_delete: int = 0,
-    look: BinlogLook | None = None,
-) -> None:
+def write_source(config: Config, names: CaptureNames, source: SourceIdentity) -> None:
     """Write a record into the raw log that names the database that is read from here on."""
-    source = SourceIdentity(
-        identity=identity,
-        epoch=epoch,
-        mark=mark,
-        tables=dict(tables),
-        seen=seen,
-        may_delete=may_delete,
-        look=look,
-    )
-    value = encode_source(source)
+    record = OutRecord(names.raw_log, None, encode_source(source), [(KIND, SOURCE)])
     with Producer(config, client_id="everstate-cdc") as producer:
-        producer.send(OutRecord(names.raw_log, None, value, [(KIND, SOURCE)]))
+        producer.send(record)
         producer.flush()

@@ -92,13 +92,10 @@ class Connect:
         """Ask for state STOPPED; its tasks are ended."""
         self._ask("PUT", self._path(connector, "stop"))
 
-    def restart(self, connector: str) -> None:
-        """Start the connector's failed parts again."""
-        self._ask("POST", self._path(connector, "restart") + "?includeTasks=true&onlyFailed=true")
-
-    def restart_all(self, connector: str) -> None:
-        """Stop the connector's tasks and start them again at the stored position."""
-        self._ask("POST", self._path(connector, "restart") + "?includeTasks=true")
+    def restart(self, connector: str, *, only_failed: bool = True) -> None:
+        """Start its failed parts again, or all of its tasks, at the stored position."""
+        only = "&onlyFailed=true" if only_failed else ""
+        self._ask("POST", f"{self._path(connector, 'restart')}?includeTasks=true{only}")
 
     def delete(self, connector: str) -> None:
         """Remove the connector; its stored position stays."""

@@ -83,9 +83,8 @@ class Restoring:
         """
         listed = [*self._entity_of, self._held]
         ids = {topic: one.topic_id for topic, one in self._topics.identities(listed).items()}
-        ids[self._topics.names.progress] = self._topics.identity(
-            self._topics.names.progress
-        ).topic_id
+        progress = self._topics.names.progress
+        ids[progress] = self._topics.identity(progress).topic_id
         copy = open_copy(path, FORM, ids)
         if batch and copy.meta.batch == batch:
             return copy, 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from everstate.changes.json_numbers import number_of
 from everstate.sources.cdc.placeholders import DEFAULT_SETTING
@@ -67,13 +68,6 @@ class RawMessage(msgspec.Struct, frozen=True, gc=False):
     """The connector's setting ``unavailable.value.placeholder``."""
 
 
-class RowTransaction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The source transaction of a row; ``order``: the row's place in it from 1, if reported."""
-
-    id: str
-    order: int | None = None
-
-
 class SourceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one message contains about one row, with nothing added.
 
@@ -96,7 +90,8 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     position: SourcePosition = msgspec.field(default_factory=dict)
     place: bytes | None = None
     """Its place in the stream that its connector writes, as sortable bytes (``shapes/places``)."""
-    transaction: RowTransaction | None = None
+    transaction: str | None = None
+    """Id of its transaction in the source."""
     time_us: int | None = None
     """When the source committed it, microseconds since 1970 UTC."""
     is_snapshot: bool = False
@@ -123,6 +118,31 @@ def value_in(image: Mapping[str, Any], name: str) -> Any:
     lower = name.lower()
     others = (one for other, one in image.items() if other.lower() == lower)
     return next((one for one in others if one is not None), None)
+
+
+def key_in(names: Sequence[str] | None, image: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Values of the key's columns in an image, where it has all of them."""
+    if not names or image is None:
+        return None
+    found = {name: value_in(image, name) for name in names}
+    return None if None in found.values() else found
+
+
+def moved(row: SourceRow, names: Sequence[str]) -> list[SourceRow]:
+    """The row itself; of an update that changed one of these columns, the two rows it stands for.
+
+    Debezium itself does this for the key of its messages. Other tools do not, nor does it for key
+    columns that only the declaration gives.
+    """
+    if row.op != "u" or row.before is None:
+        return [row]
+    names = names or tuple(row.key or ())
+    was, key = key_in(names, row.before), key_in(names, row.after)
+    if was is None or key is None or was == key:
+        return [row]
+    gone = replace(row, op="d", key=was, after=None, is_whole=False)
+    come = replace(row, op="c", key=key, before=None, moved_from=was)
+    return [gone, come]
 
 
 def position_in(row: SourceRow) -> dict[str, list[int | str]]:

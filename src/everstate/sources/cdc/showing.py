@@ -31,31 +31,20 @@ _shown: Counter[tuple[str, str, str]] = Counter()
 """Counts that this process has added to the metrics, by capture, table and outcome."""
 
 
-class CaptureMetrics:
-    """Updates the metrics of one capture."""
-
-    def __init__(self, capture: str) -> None:
-        self._capture = capture
-
-    def coverage(self, percent: float) -> None:
-        """Set the percentage of changes for which the source gave provenance."""
-        COVERAGE.labels(self._capture).set(percent)
-
-    def balance(self, rows: Mapping[str, RowCounts]) -> None:
-        """Set the counts of rows as the log has them, over all restarts."""
-        name = self._capture
-        for table, one in rows.items():
-            counts = {"read": one.read, "added": one.added, PUBLISHED: one.published}
-            for outcome, count in {**counts, SKIPPED: one.skipped, DEAD: one.dead}.items():
-                more = count - _shown[name, table, outcome]
-                if more > 0:
-                    ROWS.labels(name, table, outcome).inc(more)
-                    _shown[name, table, outcome] = count
-            HELD_ROWS.labels(name, table).set(one.held)
-            VANISHED_ROWS.labels(name, table).set(one.vanished)
-            if one.vanished != _shown[name, table, "vanished"]:
-                _shown[name, table, "vanished"] = one.vanished
-                logger.error(
-                    "capture %s: %d rows of %s were read and became nothing",
-                    *(name, one.vanished, table),
-                )
+def show_balance(capture: str, rows: Mapping[str, RowCounts]) -> None:
+    """Set the counts of a capture's rows as the log has them, over all restarts."""
+    for table, one in rows.items():
+        counts = {"read": one.read, "added": one.added, PUBLISHED: one.published}
+        for outcome, count in {**counts, SKIPPED: one.skipped, DEAD: one.dead}.items():
+            more = count - _shown[capture, table, outcome]
+            if more > 0:
+                ROWS.labels(capture, table, outcome).inc(more)
+                _shown[capture, table, outcome] = count
+        HELD_ROWS.labels(capture, table).set(one.held)
+        VANISHED_ROWS.labels(capture, table).set(one.vanished)
+        if one.vanished != _shown[capture, table, "vanished"]:
+            _shown[capture, table, "vanished"] = one.vanished
+            logger.error(
+                "capture %s: %d rows of %s were read and became nothing",
+                *(capture, one.vanished, table),
+            )

@@ -14,9 +14,9 @@ from everstate.declarations.captures import topic_table
 from everstate.errors import CaptureFailed, InvalidCapture, Unavailable
 from everstate.log.consumer import Consumer
 from everstate.sources.cdc.capturing import Capturing
-from everstate.sources.cdc.database import CapturedDatabase, Key, signal_snapshot
+from everstate.sources.cdc.database import Key, signal_snapshot
 from everstate.sources.cdc.inexact import check_values
-from everstate.sources.cdc.notifications import Notification, notification
+from everstate.sources.cdc.notifications import GIVEN_UP, Notification, notification
 from everstate.sources.cdc.refusing import refuse_failed
 from everstate.sources.cdc.restarting import Restarter, keep_running
 
@@ -85,9 +85,13 @@ def snapshot(
     ):
         with capturing.database() as database:
             condition = database.condition(tables[0], key) if key else where
-            if where:
-                _check(capture.name, database, tables[0], where)
-            elif not key:
+            if condition:
+                try:
+                    database.check_condition(tables[0], condition)
+                except CaptureFailed as cause:
+                    reason = f"the condition cannot be used: {cause.message}"
+                    raise InvalidCapture(capture.name, reason) from cause
+            else:
                 # Snapshots write some days as others.
                 refuse_failed(capture, check_values(capture, capturing.entities, database))
             signal_id = signal_snapshot(database, tables, condition)
@@ -103,14 +107,6 @@ def snapshot(
             "connector reads the rows when it comes to the signal.",
         )
     return done
-
-
-def _check(name: str, database: CapturedDatabase, table: str, condition: str) -> None:
-    """Raise InvalidCapture when the database rejects a condition, before the connector runs it."""
-    try:
-        database.check_condition(table, condition)
-    except CaptureFailed as cause:
-        raise InvalidCapture(name, f"the condition cannot be used: {cause.message}") from cause
 
 
 @contextmanager
@@ -139,7 +135,10 @@ def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, An
     with capturing.database() as database:
         for index, key in enumerate(keys):
             try:
-                conditions.append(database.condition(table, key, is_raw=True))
+                condition = database.condition(table, key, is_raw=True)
+                # The connector would fail at a value that does not fit its column.
+                database.check_condition(table, condition)
+                conditions.append(condition)
             except (InvalidCapture, CaptureFailed) as error:
                 refused[index] = error.message
         if not conditions:
@@ -169,7 +168,7 @@ def _follow(
     tables: dict[str, str] = {}
     rows: dict[str, int] = {}
     for each in notifications:
-        if each.is_given_up and each.table in wanted:
+        if each.status == GIVEN_UP and each.table in wanted:
             raise CaptureFailed(f"snapshot {signal_id}: {each.table} cannot be read: {each.reason}")
         if each.id != signal_id:
             continue

@@ -87,10 +87,6 @@ class States:
             if (known := self.cache[name]) is not None
         }
 
-    def forget(self) -> None:
-        """Forget the states that were looked up and put."""
-        self.cache, self.changed = {}, set()
-
 
 def state_row(known: Known) -> bytes:
     """A state as the copy has it."""
@@ -103,13 +99,6 @@ def state_name(entity: str, key: str) -> bytes:
     return _STATE + f"{entity}\0{key}".encode()
 
 
-def forget_image(copy: StateCopy, entity: str, key: str) -> None:
-    """Let no row be completed with the last state of a deleted entity, which is uncertain."""
-    name = state_name(entity, key)
-    if (row := copy.get(name)) is not None and (known := known_row(row)).is_deleted:
-        copy.write({name: state_row(msgspec.structs.replace(known, image=b""))})
-
-
 def held_name(key: bytes) -> bytes:
     """Name in the copy of a record of the held topic, by its key there."""
     return (_OLDER if key.startswith(b"\n") else _HELD) + key
@@ -117,14 +106,12 @@ def held_name(key: bytes) -> bytes:
 
 def held_rows_of(copy: StateCopy) -> Iterator[bytes]:
     """Values of all held entities, as the held topic has them."""
-    for _, row in copy.scan(_HELD):
-        yield row
+    return (row for _, row in copy.scan(_HELD))
 
 
 def older_rows_of(copy: StateCopy) -> Iterator[bytes]:
     """Values of all records of rows whose key a newer row has (``overlaps``)."""
-    for _, row in copy.scan(_OLDER):
-        yield row
+    return (row for _, row in copy.scan(_OLDER))
 
 
 def known_row(row: bytes) -> Known:

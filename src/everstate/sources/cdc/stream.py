@@ -157,14 +157,17 @@ class Stream:
     def __init__(self, capture: str, standing: StreamStanding | None = None) -> None:
         self._capture = capture
         now = standing or StreamStanding()
-        self._place, self._time_us = now.place, now.time_us
+        self._at = msgspec.structs.replace(now)
+        """The standing after the last row, but for ``group`` and ``open``."""
         self._group: set[StreamRow] = set(now.group)
-        self._epoch, self._identity, self._mark = now.epoch, now.identity, now.mark
         self.rows = Rows.none()
+        self.counted_to = 0
+        """Offset up to which :meth:`counting` has counted a transaction that is too large to wait
+        in memory for its end."""
         self._open: Block | None = None
         self._closed: Block | None = None
         """The first transaction that the last :meth:`scan` closed."""
-        self._index = 0
+        self.count = 0
         """Rows of the open transaction so far."""
         self._is_known = False
         """Whether its rows are released although its END record was not read."""
@@ -173,10 +176,6 @@ class Stream:
         self._kept: StreamStanding | None = None
         """The standing before the rows that wait; ``None``: no row waits."""
         self._replaced: SourceReplaced | None = None
-        self._snapshot = now.snapshot
-        self._tables, self._seen, self._gone = now.tables, now.seen, now.gone
-        self.may_delete = now.may_delete
-        self._begun, self._passed = now.begun, dict(now.passed)
         self.ended: EndedSnapshot | None = None
         """A snapshot that must be compared with the known entities before more rows are ready."""
         self._rest = Rows.none()
@@ -190,7 +189,7 @@ class Stream:
         """Rows that will be skipped if a new epoch follows."""
         if now.open is not None:
             self._open = Block(now.open.id, now.open.notes, now.open.count, now.open.fate)
-            self._index, self._is_known = now.open.done, True
+            self.count, self._is_known = now.open.done, True
 
     @property
     def ready(self) -> int:
@@ -206,11 +205,6 @@ class Stream:
     def waits(self) -> int:
         """Number of rows that wait."""
         return len(self.rows) - self.ready + len(self._rest)
-
-    @property
-    def count(self) -> int:
-        """Rows of the open transaction so far."""
-        return self._index
 
     @property
     def notes(self) -> Mapping[str, str]:
@@ -233,11 +227,12 @@ class Stream:
         count, self._begin = self.ready, 0
         return self.rows.split(count)
 
-    def counting(self) -> Counting:
-        """A count of the open transaction from its first row on."""
-        assert self._kept is not None
+    def counting(self) -> Stream:
+        """A stream that counts the rows of the open transaction, from its first row on."""
         assert self.first_offset is not None
-        return Counting(self._capture, self._kept, self.first_offset)
+        found = Stream(self._capture, self._kept)
+        found.counted_to = self.first_offset
+        return found
 
     def release(self, count: int | None, notes: Mapping[str, str], fate: str = "") -> Open:
         """Make the rows of the open transaction ready.
@@ -262,11 +257,11 @@ class Stream:
 
         ``kept``: table → why entities that it lacks were not deleted.
         """
-        now = self._snapshot
+        now = self._at.snapshot
         assert now is not None
-        self._gone = {**self._gone, **kept}
+        self._at.gone = {**self._at.gone, **kept}
         # Kept until rows of the source's log follow: one more first snapshot must be compared too.
-        self._snapshot = SnapshotRun(now.position, now.first)
+        self._at.snapshot = SnapshotRun(now.position, now.first)
         self._kept = self._now()
 
     def resume(self) -> None:
@@ -293,7 +288,7 @@ class Stream:
 
     def _scan(self, rows: Rows, *, keep: bool) -> Rows:
         """Read rows until another database or a snapshot to compare stops it; out: the rest."""
-        begin, place, group = len(self.rows), self._place, self._group
+        begin, place, group = len(self.rows), self._at.place, self._group
         blocks: list[Block | None] = []
         indexes: list[int | None] = []
         add, number = blocks.append, indexes.append
@@ -302,22 +297,22 @@ class Stream:
             strict=True,
         )
         for at, (what, here, tx, table, op, key, time_us) in enumerate(columns):
-            if self._snapshot is not None and (here is not None or what == ENDED):
-                self._place = place
+            if self._at.snapshot is not None and (here is not None or what == ENDED):
+                self._at.place = place
                 if self._must_compare(begin + at, rows.offset[at]):
                     break
                 if here is not None:
-                    self._snapshot = None
-            if here is None and tx == "" and self._begun is not None:
-                add(self._routed(self._begun, begin + at))
-                number(self._index)
+                    self._at.snapshot = None
+            if here is None and tx == "" and self._at.begun is not None:
+                add(self._routed(self._at.begun, begin + at))
+                number(self.count)
                 continue
             if here is None:
-                self._place = place
+                self._at.place = place
                 self._take_fact(rows, at)
                 if op == "r" and (position := rows.position[at]):
                     self._read_by_snapshot(position, rows.offset[at])
-                place, group = self._place, self._group
+                place, group = self._at.place, self._group
                 if what == UNKNOWN:
                     self._break(begin + at, rows.offset[at], key or "", TableReplaced)
                     break
@@ -335,24 +330,24 @@ class Stream:
                 number(None)
                 continue
             if self._open is None or tx != self._open.id:
-                self._place = place
+                self._at.place = place
                 self._enter(tx, begin + at)
             if here == place:
                 group.add((table, op, key))
             else:
                 place = here
                 group = self._group = {(table, op, key)}
-            self._time_us = max(self._time_us, time_us or 0)
+            self._at.time_us = max(self._at.time_us, time_us or 0)
             block = self._open
             if block is None or what == NOTE:
                 if block is not None:
                     block.notes = {**block.notes, **decode_note(rows.rest[at] or b"").fields}
                 number(None)
             else:
-                self._index += 1
-                number(self._index)
+                self.count += 1
+                number(self.count)
             add(block)
-        self._place = place
+        self._at.place = place
         rest = Rows.none()
         if len(blocks) < len(rows):
             rest.extend(rows)
@@ -365,10 +360,10 @@ class Stream:
     def _is_new(self, place: bytes, here: bytes, time_us: int | None, at: int, offset: int) -> bool:
         """Whether a row at a place that was read was never read itself: then reading stops here."""
         if lacks_position(place, here):
-            self._place = place
+            self._at.place = place
             self._break(at, offset, "rows of its transactions have no positions", RowsUnplaced)
-        elif time_us is not None and time_us > self._time_us:
-            self._place = place
+        elif time_us is not None and time_us > self._at.time_us:
+            self._at.place = place
             self._break(at, offset, f"its log begins again at offset {offset} of the raw log")
         return self._replaced is not None
 
@@ -377,24 +372,25 @@ class Stream:
 
         It does so as long as it has not stored a source position.
         """
-        now = self._snapshot
+        now = self._at.snapshot
         if now is not None and now.position == position:
             if position != NOWHERE or now.first == offset:
                 return
-        if self._place or (now is not None and now.position):
+        if self._at.place or (now is not None and now.position):
             logger.warning(
                 "capture %s: its connector had stored no position and reads all rows again, from "
                 "offset %d of the raw log on: of an entity that changed several times meanwhile "
                 "only the last state is known",
                 *(self._capture, offset),
             )
-        self._snapshot = SnapshotRun(position, offset, bool(self._place) or now is not None)
+        is_again = bool(self._at.place) or now is not None
+        self._at.snapshot = SnapshotRun(position, offset, is_again)
         # Places start over after the snapshot: its first transaction has no commit before it.
-        self._place, self._group = b"", set()
+        self._at.place, self._group = b"", set()
 
     def _must_compare(self, at: int, offset: int) -> bool:
         """Called before rows of the source's log; out: whether to compare the snapshot first."""
-        now = self._snapshot
+        now = self._at.snapshot
         assert now is not None
         if not now.is_again or not now.position:
             return False
@@ -407,26 +403,22 @@ class Stream:
         if not begun:
             return SEEN
         self._enter(begun, at)
-        self._index += 1
+        self.count += 1
         return self._open
 
     def _take_fact(self, rows: Rows, at: int) -> None:
         """Close the open transaction where a record that is no row of the log ends it."""
-        is_end, tx = rows.what[at] == ENDED, rows.tx[at]
-        if self._is_closed_by(rows, at):
-            self._close(is_whole=is_end, by=tx)
-        if is_end and tx is not None:
-            self._pass(tx)
-
-    def _is_closed_by(self, rows: Rows, at: int) -> bool:
-        """Whether a record that is no row of the source's log ends the open transaction."""
-        what, block = rows.what[at], self._open
-        if what == ENDED:
-            return block is not None and ends(rows.tx[at], block.id)
-        if what == SOURCE:
-            return self._begins(rows.rest[at])
+        what, tx, block = rows.what[at], rows.tx[at], self._open
         # Rows of an incremental snapshot have no position, and may be within a transaction.
-        return bool(rows.position[at]) and block is not None
+        is_closed = block is not None and bool(rows.position[at])
+        if what == ENDED:
+            is_closed = block is not None and ends(tx, block.id)
+        elif what == SOURCE:
+            is_closed = self._begins(rows.rest[at])
+        if is_closed:
+            self._close(is_whole=what == ENDED, by=tx)
+        if what == ENDED and tx is not None:
+            self._pass(tx)
 
     def _enter(self, tx: str | None, at: int) -> None:
         """Begin the transaction of the row at ``at``, unless it is open, and close another one."""
@@ -436,7 +428,7 @@ class Stream:
             self._close()
         if tx is not None:
             self._kept, self._begin = self._now(), at
-            self._open, self._index, self._is_known = Block(tx, {}, None), 0, False
+            self._open, self.count, self._is_known = Block(tx, {}, None), 0, False
 
     def _pass(self, tx: str) -> None:
         """Record which transactions of MariaDB are read whole, at a BEGIN or END record.
@@ -446,15 +438,16 @@ class Stream:
         begun = tx[1:] if tx[0] == "<" else None
         if begun is not None:
             domain, _, number = begun.split("-")
-            if int(number) <= self._passed.get(domain, -1):
-                self._begun = ""
+            if int(number) <= self._at.passed.get(domain, -1):
+                self._at.begun = ""
                 return
         # The binlog has its transactions one after the other, those of all domains.
-        ended = tx if begun is None else self._begun
-        self._begun = begun
+        ended = tx if begun is None else self._at.begun
+        self._at.begun = begun
         if ended and ended != begun and may_be_prepared(ended):
             domain, _, number = ended.split("-")
-            self._passed[domain] = max(int(number), self._passed.get(domain, 0))
+            last = max(int(number), self._at.passed.get(domain, 0))
+            self._at.passed = {**self._at.passed, domain: last}
 
     def _close(self, *, is_whole: bool = True, by: str | None = None) -> None:
         """Close the open transaction; ``is_whole=False``: not all of its rows were read here.
@@ -464,67 +457,56 @@ class Stream:
         block, self._open = self._open, None
         assert block is not None
         if not self._is_known:
-            block.count = self._index if is_whole else None
+            block.count = self.count if is_whole else None
             block.fate = "" if by == block.id else _fate(block.id)
-        elif block.count not in (None, self._index):
+        elif block.count not in (None, self.count):
             logger.error(
                 "capture %s: transaction %s was counted %d rows, and has %d",
-                *(self._capture, block.id, block.count, self._index),
+                *(self._capture, block.id, block.count, self.count),
             )
-        self._kept, self._index, self._is_known = None, 0, False
+        self._kept, self.count, self._is_known = None, 0, False
         self._closed = self._closed or block
 
     def _now(self) -> StreamStanding:
         one = None
         if self._open is not None and self._is_known:
             block = self._open
-            one = Open(block.id, block.count, self._index, dict(block.notes), block.fate)
-        return StreamStanding(
-            place=self._place,
-            group=list(self._group),
-            time_us=self._time_us,
-            open=one,
-            epoch=self._epoch,
-            identity=self._identity,
-            snapshot=self._snapshot,
-            mark=self._mark,
-            tables=self._tables,
-            seen=self._seen,
-            gone=self._gone,
-            may_delete=self.may_delete,
-            begun=self._begun,
-            passed=dict(self._passed),
-        )
+            one = Open(block.id, block.count, self.count, dict(block.notes), block.fate)
+        return msgspec.structs.replace(self._at, group=list(self._group), open=one)
 
     def _begins(self, rest: bytes | None) -> bool:
         """Take over what is said of the next rows; out: whether the open transaction ends."""
-        source = decode_source(rest or b"")
-        if source.epoch > self._epoch:
-            self._epoch, self._identity, self._mark = source.epoch, source.identity, source.mark
-            self._place, self._group, self._time_us = b"", set(), 0
-            self._snapshot = SnapshotRun(is_again=True)
-            self._tables, self._seen, self._gone = source.tables, source.seen, {}
-            self.may_delete = source.may_delete
-            self._begun, self._passed = None, {}
+        source, now = decode_source(rest or b""), self._at
+        if source.epoch > now.epoch:
+            self._at = StreamStanding(
+                epoch=source.epoch,
+                identity=source.identity,
+                snapshot=SnapshotRun(is_again=True),
+                mark=source.mark,
+                tables=source.tables,
+                seen=source.seen,
+                may_delete=source.may_delete,
+            )
+            self._group = set()
             return self._open is not None
-        if source.epoch == self._epoch and self._identity in (None, source.identity):
-            self._identity, self._mark = source.identity, source.mark or self._mark
-        if source.epoch in (0, self._epoch):
-            tables = dict(self._tables)
+        if source.epoch == now.epoch and now.identity in (None, source.identity):
+            now.identity, now.mark = source.identity, source.mark or now.mark
+        if source.epoch in (0, now.epoch):
+            tables = dict(now.tables)
             for table, one in source.tables.items():
                 before = tables.get(table)
                 # Of a table that was truncated, other files say nothing, and other columns do.
                 tables[table] = one or (before and msgspec.structs.replace(before, parts={}))
-            self._tables = tables
-            self._seen, self._gone = source.seen or self._seen, {**self._gone, **source.gone}
+            now.tables = tables
+            now.seen, now.gone = source.seen or now.seen, {**now.gone, **source.gone}
         return False
 
     def _other_source(self, rest: bytes | None) -> str | None:
         """Reason if the next rows are of another database without a new epoch; else ``None``."""
         source = decode_source(rest or b"")
-        if source.epoch != self._epoch or self._identity in (None, source.identity):
+        if source.epoch != self._at.epoch or self._at.identity in (None, source.identity):
             return None
-        return f"it is {source.identity}, and the rows before are of {self._identity}"
+        return f"it is {source.identity}, and the rows before are of {self._at.identity}"
 
     def _break(
         self, at: int, offset: int, reason: str, kind: type[SourceReplaced] = SourceReplaced
@@ -538,7 +520,7 @@ class Stream:
     def _from_new_epoch(self, rows: Rows) -> Rows:
         """Skip rows up to a new epoch: its snapshot contains the effect of the skipped rows."""
         for at, what in enumerate(rows.what):
-            if what == SOURCE and decode_source(rows.rest[at] or b"").epoch > self._epoch:
+            if what == SOURCE and decode_source(rows.rest[at] or b"").epoch > self._at.epoch:
                 self._pass_over(rows.split(at))
                 # Only now the position moves behind them: without a new epoch they are read again.
                 self.passed.update(self._passing)
@@ -550,18 +532,3 @@ class Stream:
 
     def _pass_over(self, rows: Rows) -> None:
         self._passing.update(table for table in rows.table if table >= 0)
-
-
-class Counting(Stream):
-    """Counts the rows of a transaction that is too large to wait in memory for its end."""
-
-    def __init__(self, capture: str, standing: StreamStanding, start: int) -> None:
-        super().__init__(capture, standing)
-        self.read_to = start
-        """Offset of the raw log up to which they are counted."""
-
-    def add(self, rows: Rows, end: int) -> Block | None:
-        """Count the next rows; out: the transaction, once it has ended or is prepared."""
-        closed = self.scan(rows, keep=False)
-        self.read_to = end
-        return closed

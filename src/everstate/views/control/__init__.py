@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from everstate.views.control.control import ControlConnection as ControlConnection
     from everstate.views.control.control import opened_control as opened_control
     from everstate.views.control.dead_letters import DeadChange as DeadChange
-    from everstate.views.control.positions import Counters as Counters
     from everstate.views.control.positions import ViewPosition as ViewPosition
     from everstate.views.control.registry import BUILDING as BUILDING
     from everstate.views.control.registry import DROPPED as DROPPED
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from everstate.views.control.requests import RECOMPUTE as RECOMPUTE
     from everstate.views.control.requests import Request as Request
     from everstate.views.control.statuses import ViewStatuses as ViewStatuses
-    from everstate.views.control.verdicts import WaitingKey as WaitingKey
 
 # Reading an entity needs the state of its view, but neither Arrow nor Kafka.
 __getattr__ = loader(__name__)

@@ -143,11 +143,10 @@ class Positions(Schema):
 
     def hold_view(self, table: KeptTable, generation: int, partition: int) -> bool:
         """Lock a view's position until the transaction ends; returns whether it is of this plan."""
-        found = self.run(
+        return self.run_one(
             "SELECT FROM {position} WHERE " + _PLACE + " AND fingerprint = %s FOR UPDATE",
             (table.view, table.version, generation, partition, table.fingerprint),
         )
-        return found.rowcount == 1
 
     def take_view(
         self, table: KeptTable, generation: int, partition: int, start: int, end: int
@@ -158,7 +157,7 @@ class Positions(Schema):
         cleared: readers whose snapshots began meanwhile would see older rows under it (V13).
         """
         place = (table.view, table.version, generation, partition)
-        moved = self.run(
+        return self.run_one(
             "WITH moved AS (UPDATE {position} SET next_offset = %s, updated_at = now() "
             "WHERE "
             + _PLACE
@@ -168,7 +167,6 @@ class Positions(Schema):
             "AND row.version = moved.version AND row.met_at IS NOT NULL) SELECT FROM moved",
             (end, *place, start, table.fingerprint),
         )
-        return moved.rowcount == 1
 
     def core_position(self, core: Core, partition: int, *, hold: bool = False) -> int | None:
         """The core's position, if it has one; ``hold`` locks it until the transaction ends (V7)."""

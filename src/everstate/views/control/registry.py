@@ -279,20 +279,18 @@ class Registry(Schema):
 
     def is_attempt(self, name: str, version: int, attempt: UUID) -> bool:
         """Whether this attempt is still the current build; it stays so in this transaction."""
-        found = self.run(
+        return self.run_one(
             "SELECT FROM {view} WHERE name = %s AND version = %s AND attempt = %s FOR SHARE",
             (name, version, attempt),
         )
-        return found.rowcount == 1
 
     def end_build(self, name: str, version: int, attempt: UUID, built: Mapping[str, Any]) -> bool:
         """Store the result of a build; false when the attempt is not the current one any more."""
-        done = self.run(
+        return self.run_one(
             "UPDATE {view} SET built = %s, attempt = NULL, progress = NULL, error = NULL "
             "WHERE name = %s AND version = %s AND attempt = %s",
             (_stored(built), name, version, attempt),
         )
-        return done.rowcount == 1
 
     def add_built(self, name: str, version: int, more: Mapping[str, Any]) -> None:
         """Add to the result of a build, which another thread may replace meanwhile."""
@@ -307,12 +305,11 @@ class Registry(Schema):
 
         False: the version is live or built again, which another process may have asked for.
         """
-        done = self.run(
+        return self.run_one(
             "UPDATE {view} SET built = built - 'tables' WHERE name = %s AND version = %s "
             "AND status <> ALL(%s)",
             (name, version, [LIVE, BUILDING]),
         )
-        return done.rowcount == 1
 
     def caught_up(self, name: str, version: int) -> str | None:
         """Record once when a version caught up; returns a reader with an older snapshot, or none.
@@ -351,14 +348,13 @@ class Registry(Schema):
                 return False
         elif any(row.published for row in self.versions(name)):
             return False
-        shown = self.run(
+        return self.run_one(
             "UPDATE {view} SET published = true, status = %s, status_reason = NULL, error = NULL, "
             "waits_for = NULL, progress = NULL, changed_at = now(), published_at = now(), "
             "options = NULL WHERE name = %s AND version = %s "
             "AND (status = %s OR definition ? 'derives')",
             (LIVE, name, new, BUILDING),
         )
-        return shown.rowcount == 1
 
     def remove_version(self, name: str, version: int) -> bool:
         """Delete a version's row; the caller removes its table and positions.
@@ -366,20 +362,19 @@ class Registry(Schema):
         False, and nothing is deleted, while readers see the version.
         """
         query = "DELETE FROM {view} WHERE name = %s AND version = %s AND NOT published"
-        return self.run(query, (name, version)).rowcount == 1
+        return self.run_one(query, (name, version))
 
     def leave_to_store(self, name: str, version: int) -> bool:
         """Let the rows of a version in another store be deleted later; false: it has none there.
 
         A build of it that runs anywhere ends.
         """
-        left = self.run(
+        return self.run_one(
             "UPDATE {view} SET status = %s, status_reason = %s, attempt = NULL, "
             "changed_at = now() "
             "WHERE name = %s AND version = %s AND definition ? 'store' AND NOT published",
             (DROPPED, _LEFT.format(name), name, version),
         )
-        return left.rowcount == 1
 
     def forget_left(self, name: str) -> list[tuple[str, int, str | None]]:
         """Forget the dropped versions of a view, whose rows stay in other stores.
@@ -461,12 +456,11 @@ class Registry(Schema):
 
     def declares(self, number: int, entity: str) -> bool:
         """Record that a deployment declares an entity type's views; false: it did so before."""
-        done = self.run(
+        return self.run_one(
             "UPDATE {deployment} SET declared = declared || %s::text "
             "WHERE number = %s AND NOT declared @> ARRAY[%s::text]",
             (entity, number, entity),
         )
-        return done.rowcount == 1
 
     def unused(self, hours: float) -> list[ViewVersion]:
         """Versions that were replaced, or not declared any more, more than so many hours ago.

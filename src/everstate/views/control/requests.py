@@ -68,18 +68,16 @@ class Requests(Schema):
 
     def answer(self, id_: UUID, state: str, answer: Mapping[str, Any]) -> bool:
         """Store the progress or the end of a request; false when it was cancelled meanwhile."""
-        done = self.run(
+        return self.run_one(
             "UPDATE {request} SET state = %s, answer = %s, changed_at = now() "
             "WHERE id = %s AND state = 'taken'",
             (state, Jsonb(dict(answer)), id_),
         )
-        return done.rowcount == 1
 
     def cancel_request(self, id_: UUID) -> bool:
         """Cancel a request; false when it has ended."""
-        done = self.run(
+        return self.run_one(
             "UPDATE {request} SET state = 'cancelled', changed_at = now() "
             "WHERE id = %s AND state IN ('asked', 'taken')",
             (id_,),
         )
-        return done.rowcount == 1

@@ -134,6 +134,10 @@ class Schema:
         row = self.run(text, values).fetchone()
         return None if row is None else row[0]
 
+    def run_one(self, text: str, values: StatementValues) -> bool:
+        """Run a statement about at most one row; returns whether there was one."""
+        return self.run(text, values).rowcount == 1
+
     def install(self) -> None:
         """Create the schema and the control tables; idempotent, and safe for concurrent calls.
 

@@ -52,13 +52,12 @@ class CoreTables(Schema):
     def take(self, start: int, end: int) -> bool:
         """Compare and swap the core's position (C11); returns whether it was at ``start``."""
         place = (self.core.view, self.core.version, self.core.generation, self.partition)
-        moved = self.run(
+        return self.run_one(
             "UPDATE {position} SET next_offset = %s, updated_at = now() WHERE view = %s "
             "AND version = %s AND generation = %s AND partition = %s AND next_offset = %s "
             "AND fingerprint = %s",
             (end, *place, start, CORE_FINGERPRINT),
         )
-        return moved.rowcount == 1
 
     def take_riders(self, riders: Sequence[KeptTable], start: int, end: int) -> set[str]:
         """Move the riders whose position is ``start``; returns the names of their tables.

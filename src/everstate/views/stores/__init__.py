@@ -1,18 +1,19 @@
 """Stores of views. The pipeline uses this module, and imports no store by its name."""
 
 from everstate.config import Config
-from everstate.views.stores.postgres.refreshing import JoinTables, marking, stop_marking
-from everstate.views.stores.postgres.refusals import view_refusals
-from everstate.views.stores.postgres.session import close as close_store
-from everstate.views.stores.postgres.store import (
-    ViewTables,
-    install_core,
-    point_core,
-)
-from everstate.views.stores.postgres.transaction import PostgresViewStore
-from everstate.views.stores.registry import store_class
-from everstate.views.stores.store import LoadRows, ViewStore
-from everstate.views.stores.versioned import VersionedStore
+from everstate.views.stores.postgres.refreshing import JoinTables as JoinTables
+from everstate.views.stores.postgres.refreshing import marking as marking
+from everstate.views.stores.postgres.refreshing import stop_marking as stop_marking
+from everstate.views.stores.postgres.refusals import view_refusals as view_refusals
+from everstate.views.stores.postgres.session import close_store as close_store
+from everstate.views.stores.postgres.store import ViewTables as ViewTables
+from everstate.views.stores.postgres.store import install_core as install_core
+from everstate.views.stores.postgres.store import point_core as point_core
+from everstate.views.stores.postgres.transaction import PostgresViewStore as PostgresViewStore
+from everstate.views.stores.registry import store_class as store_class
+from everstate.views.stores.store import LoadRows as LoadRows
+from everstate.views.stores.store import ViewStore as ViewStore
+from everstate.views.stores.versioned import VersionedStore as VersionedStore
 from everstate.views.tables import HOME
 
 
@@ -32,22 +33,3 @@ def store_of(
     if name == HOME:
         return PostgresViewStore(config.views_dsn, config.views.schema_name)
     return versioned_store(config, view, name, attempt)
-
-
-__all__ = [
-    "JoinTables",
-    "LoadRows",
-    "PostgresViewStore",
-    "VersionedStore",
-    "ViewStore",
-    "ViewTables",
-    "close_store",
-    "install_core",
-    "marking",
-    "point_core",
-    "stop_marking",
-    "store_class",
-    "store_of",
-    "versioned_store",
-    "view_refusals",
-]

@@ -84,8 +84,7 @@ class LakeRows:
     def __init__(self, config: Config) -> None:
         if (url := config.stores.server("lake").url) is not None:
             path = url if "://" in url else str(config.folder / url)
-            archive = config.archive.model_copy(update={"path": path})
-            config = config.model_copy(update={"archive": archive})
+            config = config.replaced("archive", path=path)
         self._config, self._root = config, table_path(config, config.views.schema_name)
 
     def install(self, table: KeptTable, schema: pa.Schema) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from everstate.errors import InvalidView
 from everstate.views.kinds.kind import ViewPlan
-from everstate.views.tables import HOME, meaning_of
+from everstate.views.tables import HOME, Merge, meaning_of
 
 GROUP: Final = "everstate.stores"
 """The group of the entry points."""
@@ -22,6 +22,12 @@ STORES: Final[dict[str, str]] = {
     "kafka": "everstate.views.stores.kafka:KafkaRows",
 }
 """Name → module and class: a :class:`~everstate.views.stores.store.ViewStore`, but for the home."""
+
+_NOT_KEPT: Final[Mapping[Merge, str]] = {
+    "sum": "sums are kept in PostgreSQL",
+    "cache": "rows that expire are kept in PostgreSQL",
+    "periods": "all states are kept in the lake",
+}
 
 
 def found_stores() -> Mapping[str, EntryPoint]:
@@ -55,17 +61,22 @@ def kept_in(store: str, plan: ViewPlan) -> ViewPlan:
     The store is a part of the meaning: a view that moves to another store is built there.
     """
     reason, merges = None, store_class(plan.name, store).merges
+    advice = f'Leave store="{store}" out.'
     if plan.inputs:
         reason = "it is computed from other views when it is read"
-    elif plan.table(0).merge not in merges:
-        reason = f"that store keeps no views of the kind {plan.kind}"
+    elif (merge := plan.table(0).merge) not in merges:
+        reason = _NOT_KEPT.get(merge, f"that store keeps no views of the kind {plan.kind}")
+        if merge == "sum":
+            advice += " A program that calls Client.follow_view can copy the groups."
+        elif merge == "periods":
+            advice = 'Write store="lake".'
     elif plan.rules.throttled:
         reason = "throttled changes wait in PostgreSQL"
     if reason is not None:
         raise InvalidView(
             plan.name,
             f"it cannot be kept in the store {store}: {reason}.",
-            advice=f'Leave store="{store}" out.',
+            advice=advice,
         )
     meaning = meaning_of([f"{plan.fingerprint} in {store}"])
     moved = replace(plan, store=store, fingerprint=meaning)

@@ -15,7 +15,6 @@ from everstate.sources.cdc.rows import (
     PROVENANCE,
     Op,
     RawMessage,
-    RowTransaction,
     SourceRow,
     TransactionProvenance,
     Unreadable,
@@ -53,11 +52,6 @@ class _Event(msgspec.Struct, rename="camel", gc=False):
     ts_us: Any = msgspec.field(default=None, name="ts_us")
     ts_ns: Any = msgspec.field(default=None, name="ts_ns")
     ts_ms: Any = msgspec.field(default=None, name="ts_ms")
-
-    @property
-    def times(self) -> dict[str, Any]:
-        """When the connector wrote it."""
-        return {"ts_us": self.ts_us, "ts_ns": self.ts_ns, "ts_ms": self.ts_ms}
 
 
 class _Envelope(_Event, gc=False):
@@ -127,11 +121,12 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
         raise Unreadable(f"op {event.op!r} is none of {', '.join(_OPS)}")
     source = event.source or {}
     connector = str(source.get("connector") or "")
-    transaction = None
-    if event.transaction is not None:
-        transaction = _transaction(connector, event.transaction, source)
-    order = None if transaction is None else transaction.order
+    transaction, order, block = None, 0, event.transaction
+    if isinstance(block, dict) and block.get("id"):
+        transaction = transaction_of(connector, source, str(block["id"]))
+        order = int(block.get("total_order") or 0)
     is_snapshot = op == "r" or _is_snapshot(source)
+    written = {"ts_us": event.ts_us, "ts_ns": event.ts_ns, "ts_ms": event.ts_ms}
     before, after = event.before, event.after
     if before is not None:
         before = _image(before, "before")
@@ -166,9 +161,9 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
                 {} if source.get("snapshot") == "incremental" else position_of(connector, source)
             ),
             # Rows that a snapshot read do not come from the log and have no place in it.
-            place=None if is_snapshot else stream_place(connector, source, order or 0),
+            place=None if is_snapshot else stream_place(connector, source, order),
             transaction=transaction,
-            time_us=time_us(source) or time_us(event.times),
+            time_us=time_us(source) or time_us(written),
             is_snapshot=is_snapshot,
             source=source,
             types=types,
@@ -304,6 +299,13 @@ def transaction_key(text: str) -> str:
     return head if head.isdigit() and tail.isdigit() else text
 
 
+def transaction_of(connector: str, source: Mapping[str, Any], block_id: str) -> str:
+    """The id that all rows of a row's transaction share."""
+    if connector == "postgresql" and source.get("txId") is not None:
+        return str(source["txId"])
+    return transaction_key(block_id)
+
+
 def _event(value: bytes) -> tuple[_Event, Mapping[str, str]]:
     """The event of a message, and the conversions that its schema defines."""
     try:
@@ -391,17 +393,6 @@ def _table(source: Mapping[str, Any]) -> str:
 def _is_snapshot(source: Mapping[str, Any]) -> bool:
     snapshot = source.get("snapshot")
     return snapshot != "false" and str(snapshot or "false").lower() not in ("false", "none")
-
-
-def _transaction(connector: str, block: Any, source: Mapping[str, Any]) -> RowTransaction | None:
-    if not isinstance(block, dict) or not block.get("id"):
-        return None
-    order = block.get("total_order")
-    if connector == "postgresql" and source.get("txId") is not None:
-        name = str(source["txId"])
-    else:
-        name = transaction_key(str(block["id"]))
-    return RowTransaction(id=name, order=None if order is None else int(order))
 
 
 def time_us(block: Mapping[str, Any]) -> int | None:

@@ -12,12 +12,11 @@ import msgspec
 from everstate.sources.cdc.rows import (
     Op,
     RawMessage,
-    RowTransaction,
     SourcePosition,
     SourceRow,
     Unreadable,
+    key_in,
 )
-from everstate.sources.cdc.shapes.moves import key_in
 from everstate.sources.cdc.shapes.places import position_of
 
 _decode = msgspec.json.Decoder(float_hook=Decimal).decode
@@ -60,13 +59,13 @@ def read_maxwell(message: RawMessage) -> list[SourceRow]:
         # distinguishes them.
         inner = int(found.get("xoffset") or 0)
         position = {scheme: (*place, inner) for scheme, place in position.items()}
-    transaction = RowTransaction(id=str(found["xid"])) if found.get("xid") else None
+    transaction = str(found["xid"]) if found.get("xid") else None
     names = found.get("primary_key_columns")
     shared = {
         "table": _table(message, found.get("table")),
         "position": position,
         "transaction": transaction,
-        "time_us": _seconds(found.get("ts")),
+        "time_us": _micros(found.get("ts"), 1_000_000),
         "source": {"connector": "maxwell", **_but(found, "data", "old")},
     }
     return [_image(op, data, found.get("old"), names, shared)]
@@ -94,7 +93,7 @@ def read_canal(message: RawMessage) -> list[SourceRow]:
         raise Unreadable(f"{kind} without rows: data is {found.get('data')!r}")
     shared: dict[str, Any] = {
         "table": _table(message, found.get("table")),
-        "time_us": _milliseconds(found.get("es")),
+        "time_us": _micros(found.get("es"), 1_000),
         "source": {"connector": "canal", **_but(found, "data", "old", "mysqlType", "sqlType")},
     }
     if op == "t":
@@ -155,7 +154,7 @@ def read_dms(message: RawMessage) -> list[SourceRow]:
         "source": {"connector": "dms", **about},
     }
     if about.get("transaction-id") is not None:
-        shared["transaction"] = RowTransaction(id=str(about["transaction-id"]))
+        shared["transaction"] = str(about["transaction-id"])
     if op == "t":
         return [SourceRow(op="t", **shared)]
     data, before = _columns(found, "data"), found.get("before-image")
@@ -248,12 +247,8 @@ def _but(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in names}
 
 
-def _seconds(value: Any) -> int | None:
-    return int(value) * 1_000_000 if isinstance(value, int) else None
-
-
-def _milliseconds(value: Any) -> int | None:
-    return int(value) * 1_000 if isinstance(value, int) else None
+def _micros(value: Any, per_unit: int) -> int | None:
+    return int(value) * per_unit if isinstance(value, int) else None
 
 
 def _text_time(text: Any) -> int | None:

@@ -54,16 +54,16 @@ def session(dsn: str) -> Iterator[StoreSession]:
         yield found
     except psycopg.OperationalError as cause:
         if found is None or found.connection.closed or is_away(cause):
-            close(dsn)
+            close_store(dsn)
             raise unavailable(dsn, cause) from cause
         raise
     except BaseException:
         if found is not None and found.connection.info.transaction_status != 0:
-            close(dsn)
+            close_store(dsn)
         raise
 
 
-def close(dsn: str) -> None:
+def close_store(dsn: str) -> None:
     """Close this thread's session with a database, if it has one."""
     sessions: dict[str, StoreSession] = _local.__dict__.setdefault("sessions", {})
     found = sessions.pop(dsn, None)
