@@ -37,6 +37,7 @@ BENCHES = (
     "subscribers",
     "table",
     "commands",
+    "handlers",
     "outbox",
     "clean",
     "drift",

@@ -13,13 +13,19 @@ import psycopg
 from pydantic import BaseModel
 
 from everstate.app import App
+from everstate.changes import ChangeCodec
+from everstate.changes.tokens import Spot
 from everstate.config import Config
+from everstate.handling.tables import WAITS, HandlerTables, Item
+from everstate.handling.worker import begin
 from everstate.log.dead_letters import place_headers
 from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.views.control import BUILDING
 from everstate.views.versions import registered
+from kit.changes import change_of
+from kit.view_orders import TELLER
 from kit.view_postgres import install_entity
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,6 +57,13 @@ def hotel(source: Any = "capture") -> App:
 
 
 app = hotel()
+
+
+def greeting_hotel() -> App:
+    """The app with a handler, whose calls fail (:func:`fill_handler`)."""
+    made = hotel()
+    made.handler("guest", group="mail", name="greet", retries=0)(lambda change, context: None)
+    return made
 
 
 def guest(key: str, name: str, nights: int = 0, **address: Any) -> dict[str, Any]:
@@ -154,3 +167,23 @@ def fill_log(config: Config, age_s: int = 0) -> None:
         where = place_headers(b"no JSON", names.raw("shop", "t"), 0, 7)
         producer.send(OutRecord(names.dead_unknown, None, b"no", where, partition=0))
         producer.flush()
+
+
+def fill_handler(config: Config) -> None:
+    """Two changes whose calls failed, and one behind them."""
+    app = greeting_hotel()
+    handler = app.handlers["mail.greet"]
+    tables, codec = HandlerTables(config, handler), ChangeCodec(handler.entity_type)
+    with Topics(config) as topics:
+        topics.ensure(["guest"])
+    tables.place(*begin(config, app, handler, "beginning"))
+    with tables.connected() as connection:
+        mine = tables.take(connection, 0)
+        for at, (key, version, reason) in enumerate(
+            [("eva", 3, f"ValueError: {SCRIPT}"), ("eva", 4, WAITS), (SCRIPT, 1, "no address")], 1
+        ):
+            state = Guest(guest_id=key, name=SCRIPT)
+            times = {"occurred_at": START, "recorded_at": START}
+            made = change_of("guest", key, version, state, who=TELLER, **times)
+            item = Item(key, codec.encode(made)[1], Spot(at), reason=reason)
+            tables.settle(connection, mine, [item])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -24,6 +24,31 @@ def own_database(dsn: str) -> Iterator[str]:
         yield f"{dsn.rpartition('/')[0]}/{name}"
     finally:
         drop_database(dsn, name)
+
+
+@contextmanager
+def restored_later(dsn: str) -> Iterator[Callable[[], None]]:
+    """Back a database up, and give the call that restores it; both end all of its sessions."""
+    server, _, name = dsn.rpartition("/")
+    backup = f"{name}_backup"
+    _copy(dsn, name, backup)
+
+    def restore() -> None:
+        drop_database(f"{server}/postgres", name)
+        _copy(f"{server}/postgres", backup, name)
+
+    try:
+        yield restore
+    finally:
+        drop_database(dsn, backup)
+
+
+def _copy(dsn: str, name: str, copy: str) -> None:
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+    made = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*map(sql.Identifier, (copy, name)))
+    with psycopg.connect(f"{dsn.rpartition('/')[0]}/postgres", autocommit=True) as connection:
+        connection.execute(end, (name,))
+        connection.execute(made)
 
 
 def drop_database(dsn: str, name: str) -> None:

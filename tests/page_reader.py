@@ -233,7 +233,7 @@ def only_reads(argv: list[str]) -> bool:
     if argv[0] == "everstate":
         return words[0] in _READS or " ".join(words[:2]) in _READS
     if argv[0] == "python":
-        return argv[1:2] == ["read.py"]
+        return argv[1] in ("read.py", "read_groups.py")
     return argv[0] == "curl" and not {"-X", "-d", "--json", "--data"} & set(argv)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from everstate.declarations.captures import Outbox as Outbox
     from everstate.declarations.captures import Table as Table
     from everstate.declarations.captures import Translation as Translation
+    from everstate.declarations.handlers import Context as Context
     from everstate.declarations.processes import Effect as Effect
     from everstate.errors import EverstateError as EverstateError
     from everstate.errors import Rejected as Rejected

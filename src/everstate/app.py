@@ -16,12 +16,14 @@ from everstate.changes.triggers import Trigger
 from everstate.config import Config, load
 from everstate.declarations.captures import Capture, DatabaseKind, Table, check_declaration
 from everstate.declarations.commands import CommandGroup, Decide, Evolve
+from everstate.declarations.handlers import Function, Handler
 from everstate.declarations.processes import ProcessManager, ProcessStart, React
 from everstate.declarations.source import Source
 from everstate.errors import (
     InvalidCapture,
     InvalidDerivation,
     InvalidEntityType,
+    InvalidHandler,
     UnknownCapture,
     UnknownEntity,
     WrongSource,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=type[BaseModel])
 F = TypeVar("F", bound=Callable[[Any], Any])
+G = TypeVar("G", bound=Function)
 
 
 class App(Declares):
@@ -56,6 +59,7 @@ class App(Declares):
         self._sources: dict[str, Source] = {}
         self._command_groups: dict[str, CommandGroup] = {}
         self._processes: dict[str, ProcessManager] = {}
+        self._handlers: dict[str, Handler] = {}
         self._captures: dict[str, Capture] = {}
         self._debezium_forms: list[str] = []
         self._derivations: dict[str, Derivation] = {}
@@ -211,6 +215,32 @@ class App(Declares):
             raise InvalidEntityType(f"process manager {name!r} is declared already")
         self._processes[name] = ProcessManager(name, tuple(on), react, start)
         return self._processes[name]
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Handlers by group and name, such as ``billing.welcome``."""
+        return MappingProxyType(self._handlers)
+
+    def handler(
+        self, entity: str, *, group: str, name: str | None = None, **options: Any
+    ) -> Callable[[G], G]:
+        """Call ``function(change, context)`` for each accepted change; used as a decorator.
+
+        ``options`` are the other fields of :class:`~everstate.declarations.handlers.Handler`;
+        ``name`` default: that of the function. Raises UnknownEntity, InvalidTrigger, and
+        InvalidHandler with the reason, such as a name that the group has already.
+        """
+        entity_type = self.entity_type(entity)
+
+        def register(function: G) -> G:
+            given = options | {"name": name or getattr(function, "__name__", None)}
+            handler = Handler(entity_type=entity_type, group=group, function=function, **given)
+            if handler.title in self._handlers:
+                raise InvalidHandler(handler.title, "it is declared already; give another name=.")
+            self._handlers[handler.title] = handler
+            return function
+
+        return register
 
     @property
     def captures(self) -> Mapping[str, Capture]:
@@ -374,7 +404,7 @@ class App(Declares):
         raw: bool = False,
         config: Config | None = None,
     ) -> Changes:
-        """Accepted changes after a token, from the ``"beginning"`` or from ``"now"`` on.
+        """Accepted changes after a token or a time, from the ``"beginning"`` or ``"now"`` on.
 
         See :class:`everstate.serving.changes.Changes`; ``config`` as for :meth:`reader`.
         """

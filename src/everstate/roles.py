@@ -29,6 +29,7 @@ class Role(enum.StrEnum):
     CLEAN = "clean"
     DERIVE = "derive"
     ALERTS = "alerts"
+    HANDLERS = "handlers"
 
 
 def run_roles(
@@ -39,12 +40,14 @@ def run_roles(
     *,
     given: Config | None = None,
     deployment: int | None = None,
+    groups: Sequence[str] = (),
 ) -> None:
     """Do the work of roles in this process until ``stop`` is set.
 
     Only pipeline and clean can be combined; they share one Spark session. Raises InvalidConfig for
     other combinations. ``given``: the settings without the addresses of running local servers.
-    ``deployment``: number of the start of the project to which they belong.
+    ``deployment``: number of the start of the project to which they belong. ``groups``: those of
+    handlers; default: all. Raises InvalidHandler.
     """
     wanted = list(dict.fromkeys(roles))
     if len(wanted) > 1 and set(wanted) != {Role.PIPELINE, Role.CLEAN}:
@@ -59,6 +62,10 @@ def run_roles(
             from everstate.attention.alerting import Alerting
 
             parts: Mapping[str, PartRun] = Alerting(config, app).parts()
+        elif role is Role.HANDLERS:
+            from everstate.handling.worker import handler_parts
+
+            parts = handler_parts(config, app, groups)
         else:
             (way_in,) = (each for each in ways_in(config, app) if each.role == role)
             parts = way_in.parts()
@@ -76,6 +83,8 @@ def processes_of(config: Config, app: App) -> dict[str, list[Role]]:
     needed |= {Role.PIPELINE, Role.ALERTS}
     if any(each.is_raw for each in app.derivations.values()):
         needed.add(Role.DERIVE)
+    if app.handlers:
+        needed.add(Role.HANDLERS)
     found = {role.value: [role] for role in Role if role in needed}
     if found.pop(Role.CLEAN.value, None):
         found[Role.PIPELINE.value].append(Role.CLEAN)

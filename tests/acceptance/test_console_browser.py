@@ -14,9 +14,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from callers import caller_entry
 from chromium import browser
-from console_cases import ODD_KEYS, fill, fill_log, hotel
+from console_cases import ODD_KEYS, fill, fill_handler, fill_log, greeting_hotel, hotel
 from everstate.api_config import ApiConfig
 from everstate.config import Config
+from everstate.handling.tables import HandlerTables
 from everstate.local.artifacts import Artifact, obtain
 from kit.serving import serving
 
@@ -49,6 +50,7 @@ PAGES: Final = {
     "dead": DEAD,
     "dead-reason": f"{DEAD}/reason?entity=guest&reason=name%3A%20Field%20%3Cb%3Erequired%3C%2Fb%3E",
     "dead-letter": f"{DEAD}/letter?entity=guest&partition=0&offset=1",
+    "handlers": "/console/-/handlers",
     "sources": "/console/-/sources",
     "api": "/docs",
 }
@@ -62,12 +64,13 @@ def config(config: Config) -> Config:
     with psycopg.connect(config.store_dsn, autocommit=True) as connection:
         fill(connection)
     fill_log(config)
+    fill_handler(config)
     return config
 
 
 @pytest.fixture
 def address(config: Config) -> Iterator[str]:
-    with serving(config, hotel()) as made:
+    with serving(config, greeting_hotel()) as made:
         yield made
 
 
@@ -209,6 +212,29 @@ def test_a_script_within_a_page_does_not_run(browser: Browser, address: str) -> 
     page.wait_for_timeout(300)
     assert page.evaluate("window.ran") is None
     context.close()
+
+
+def test_a_failed_change_is_shown_with_its_reason_and_leads_to_its_entity(
+    browser: Browser, address: str, config: Config
+) -> None:
+    with opened(browser, address) as page:
+        page.goto("/")
+        page.get_by_role("link", name="Handlers", exact=True).click()
+        table = page.get_by_role("region", name="Failed changes of mail.greet")
+        expect(table.locator("tbody tr")).to_have_count(2)
+        expect(table).to_contain_text("ValueError: <script>alert(1)</script>")
+        expect(page.locator("#handlers")).to_contain_text("parked")
+        table.get_by_role("link", name="eva").click()
+        expect(page.locator("h1")).to_have_text("eva")
+        expect(page.locator("#chosen")).to_have_text("3")
+        page.clock.install()
+        page.goto(PAGES["handlers"])
+        expect(table.locator("tbody tr")).to_have_count(2)
+        tables = HandlerTables(config, greeting_hotel().handlers["mail.greet"])
+        with tables.connected() as connection:
+            assert tables.run(connection, "skip", None, None).rowcount == 2
+        page.clock.fast_forward(11_000)
+        expect(table).to_have_count(0)
 
 
 _FOCUSED: Final = """wanted => {

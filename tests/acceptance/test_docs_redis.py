@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "howto" / "views-in-redis.md"
 def test_the_howto_of_views_in_redis_does_what_it_says(redis: ServedRedis, reader: Reader) -> None:
     reader.env = {**reader.env, "EVERSTATE_STORES_REDIS_URL": redis.url}
     try:
-        assert reader.follow(PAGE) == 7
+        assert reader.follow(PAGE) == 11
     finally:
         reader.stop()
         with redis.client() as client:

@@ -28,6 +28,7 @@ def alone(tmp_path: Path, spark: SparkSession) -> Iterator[Reader]:
 
 PAGES = (
     "commands.md",
+    "handlers.md",
     "rest.md",
     "access.md",
     "drift.md",

@@ -136,18 +136,18 @@ class Rig:
 
     # ---- how far it is
 
-    def kept(self) -> dict[int, int]:
-        """Positions of the view that is furthest behind; empty before the views are made."""
+    def kept(self, view: str | None = None) -> dict[int, int]:
+        """Positions of a view, or of that which is furthest behind; empty before they are made."""
         schema = self.config.views.schema_name
         query = (
             f"SELECT partition, min(next_offset) FROM {schema}.position AS place "
             f"JOIN {schema}.view AS kept ON kept.name = place.view "
             "AND kept.version = place.version WHERE place.entity = %s AND kept.published "
-            "GROUP BY partition"
+            "AND place.view = coalesce(%s, place.view) GROUP BY partition"
         )
         try:
             with psycopg.connect(self.config.views_dsn) as connection:
-                return dict(connection.execute(query.encode(), (ENTITY,)).fetchall())
+                return dict(connection.execute(query.encode(), (ENTITY, view)).fetchall())
         except psycopg.errors.UndefinedTable:
             return {}
 

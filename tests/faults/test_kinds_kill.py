@@ -85,6 +85,7 @@ def test_law_6_killed_while_it_is_written_a_view_is_what_it_must_be(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_law_6_afterwards_every_proof_holds(project: KindsUnderFault, spark: SparkSession) -> None:
     for report in verify_views(spark, project.config, app):
         assert report.holds, report

@@ -1,10 +1,11 @@
 """Views in other stores: keeper, store and both are killed under load (acceptance 3 of issue 51).
 
 A round is `kill -9` of the pipeline with its Spark, of the store's server, and of both at once, in
-any order and at random moments; now and then while a version is built. The pipeline is started
-again by `everstate run`, and the store's server by the test. FAULT_SEED repeats the order and the
-moments of a run; ``--kills`` sets the number of rounds. Afterwards the store's own client must
-read what plain Python makes of the log, and every proof must hold.
+any order and at random moments; now and then while a version is built. Then the server hangs until
+the views in PostgreSQL have gone on without it. The pipeline is started again by `everstate run`,
+and the store's server by the test. FAULT_SEED repeats the order and the moments of a run, and
+``--kills`` sets the number of rounds. Afterwards the store's own client must read what plain Python
+makes of the log, and every proof must hold.
 """
 
 from __future__ import annotations
@@ -77,6 +78,27 @@ class Stage:
         before = self.rig.roles()
         self._kill(self._server)
         assert self.rig.roles() == before
+
+    def hang(self) -> None:
+        """The server answers nothing until the views in PostgreSQL have passed what there is now.
+
+        No version is built there: on two slots a build would wait together with the views.
+        """
+        before = self.rig.roles()
+        self.wait(2.0)
+        with self.served.hanging():
+            self.home_goes_on()
+        assert self.rig.roles() == before
+
+    def home_goes_on(self) -> None:
+        """Wait until a view in PostgreSQL has taken what is in the log now."""
+        aim = self.rig.ends()
+
+        def has_passed() -> bool:
+            found = self.rig.kept("heavy")
+            return all(found.get(partition, 0) >= end for partition, end in aim.items())
+
+        self.rig.until("views in PostgreSQL go on", has_passed)
 
     def both(self) -> None:
         """One after the other, within a second."""
@@ -181,5 +203,7 @@ def test_whatever_is_killed_views_in_the_store_are_what_they_must_be(
             kill()
             rig.progress()
             rig.until("what was built is published", lambda: stage.have_published(builds))
+        stage.hang()
+        rig.progress()
         if turn == ROUNDS or turn % PROVED_EVERY_ROUNDS == 0:
             stage.prove(spark)

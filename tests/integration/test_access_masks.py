@@ -213,6 +213,7 @@ def test_who_may_only_write_sees_nothing(orders: Orders) -> None:
         "/console/-/views/order_latest?first=k1",
         "/console/-/dead",
         "/console/-/dead/reason?entity=order&reason=x",
+        "/console/-/handlers",
     ],
 )
 def test_a_condition_on_a_hidden_field_is_refused(orders: Orders, path: str) -> None:

@@ -60,6 +60,7 @@ NEEDS: dict[tuple[str, str], Need] = {
     ("GET", "/console/-/dead"): DEAD,
     ("GET", "/console/-/dead/reason"): DEAD,
     ("GET", "/console/-/dead/letter"): DEAD,
+    ("GET", "/console/-/handlers"): DEAD,
     ("GET", "/console/-/sources"): OPERATE,
     ("GET", "/console/-/views/{name}"): ENTITY_READ,
     ("GET", "/console/{entity}"): ENTITY_READ,

@@ -18,7 +18,17 @@ from psycopg.types.json import Jsonb
 from rest_cases import client
 
 from callers import caller_entry
-from console_cases import ODD_KEYS, SCRIPT, START, Guest, fill, fill_log, hotel
+from console_cases import (
+    ODD_KEYS,
+    SCRIPT,
+    START,
+    Guest,
+    fill,
+    fill_handler,
+    fill_log,
+    greeting_hotel,
+    hotel,
+)
 from everstate.api_config import ApiConfig
 from everstate.app import App
 from everstate.config import Config
@@ -331,6 +341,21 @@ def test_dead_letters_are_shown_by_reason_with_their_bytes(full: httpx.Client) -
     assert "no JSON" in unknown
 
 
+def test_handlers_are_shown_with_the_changes_whose_calls_failed(
+    full: httpx.Client, config: Config
+) -> None:
+    assert "declares no handler" in page(full, "/console/-/handlers")
+    with client(config, greeting_hotel(), headers=HTML) as made:
+        assert "never ran" in page(made, "/console/-/handlers")
+        fill_handler(config)
+        until(lambda: "no address" in page(made, "/console/-/handlers"), 30)
+        told = page(made, "/console/-/handlers", part=1)
+        assert "ValueError: &lt;script&gt;alert(1)&lt;/script&gt;" in told
+        assert told.count("/console/guest/") == 2, "one waits only"
+        assert 'href="/console/guest/eva?version=3"' in told
+        assert "handlers show mail.greet" in page(made, "/")
+
+
 def test_sources_are_shown_and_a_project_without_captures_says_so(full: httpx.Client) -> None:
     told = page(full, "/console/-/sources")
     assert "declares no capture" in told
@@ -355,7 +380,11 @@ def test_captures_that_nobody_runs_are_shown_as_they_are(config: Config) -> None
 
 def test_an_empty_project_has_pages_too(config: Config) -> None:
     with client(config, App("empty"), headers=HTML) as made:
-        for path in ("/", "/console", *(f"/console/-/{name}" for name in ("log", "sources"))):
+        for path in (
+            "/",
+            "/console",
+            *(f"/console/-/{name}" for name in ("log", "sources", "handlers")),
+        ):
             page(made, path)
         assert "No record was rejected" in page(made, "/console/-/dead")
         assert "do not exist yet" in page(made, "/console/-/views", 404)

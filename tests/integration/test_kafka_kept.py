@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from store_kept_contract import StoreKeptContract
+from store_kept_contract import StoreChangedContract, StoreKeptContract
 
 from kit.served_kafka import ServedKafka
 
 
+@pytest.fixture
+def served(kafka_views: ServedKafka) -> ServedKafka:
+    return kafka_views
+
+
 class TestKafkaKept(StoreKeptContract):
-    @pytest.fixture
-    def served(self, kafka_views: ServedKafka) -> ServedKafka:
-        return kafka_views
+    """As every store."""
+
+
+@pytest.mark.full
+class TestKafkaChanged(StoreChangedContract):
+    """As every store."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 from keep_cases import World, drain
-from store_kept_contract import StoreKeptContract
+from store_kept_contract import StoreChangedContract, StoreKeptContract
 
 from everstate.pipeline.keeping.elsewhere import upkeep
 from everstate.serving import Reader
@@ -26,16 +26,23 @@ _HISTORY: Final = (
 """The states of large orders, from the history in PostgreSQL."""
 
 
+@pytest.fixture
+def served(tmp_path: Path) -> ServedLake:
+    return ServedLake(tmp_path)
+
+
 class TestLakeKept(StoreKeptContract):
-    @pytest.fixture
-    def served(self, tmp_path: Path) -> ServedLake:
-        return ServedLake(tmp_path)
+    """As every store."""
+
+
+@pytest.mark.full
+class TestLakeChanged(StoreChangedContract):
+    """As every store."""
 
 
 def test_all_states_are_kept_built_proved_and_read_by_spark(
-    world: World, control: Control, tmp_path: Path
+    world: World, control: Control, served: ServedLake
 ) -> None:
-    served = ServedLake(tmp_path)
     world.config = served.settings(world.config)
     sql = "SELECT country, amount FROM ordr_history WHERE amount >= 100"
     world.app.view(STATES, sql=sql, store="lake")

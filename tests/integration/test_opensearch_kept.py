@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 from keep_cases import drain
-from store_kept_contract import VIEW, Mirrored, StoreKeptContract
+from store_kept_contract import VIEW, Mirrored, StoreChangedContract, StoreKeptContract
 
 from everstate.errors import ContradictoryQuery, Unavailable
 from everstate.serving import Reader
@@ -15,11 +15,17 @@ from everstate.serving.view_rows import RowsQuery, read_page
 from kit.opensearch import OpenSearchServer
 
 
-class TestOpenSearchKept(StoreKeptContract):
-    @pytest.fixture
-    def served(self, opensearch: OpenSearchServer) -> OpenSearchServer:
-        return opensearch
+@pytest.fixture
+def served(opensearch: OpenSearchServer) -> OpenSearchServer:
+    return opensearch
 
+
+@pytest.mark.full
+class TestOpenSearchChanged(StoreChangedContract):
+    """As every store."""
+
+
+class TestOpenSearchKept(StoreKeptContract):
     def test_its_rows_are_found_by_words(
         self, mirrored: Mirrored, served: OpenSearchServer
     ) -> None:

@@ -403,6 +403,14 @@ def test_an_equal_value_fits_however_it_is_written(
     assert (row.reason, row.misfits, row.current[field]) == (None, None, read)
 
 
+def test_the_key_of_a_map_may_look_like_a_time_of_day(spark: SparkSession) -> None:
+    moves = {"10:00": "2013-02-03T10:00:00"}
+    written = changed("currentEntityState", {**STATE, "price": "1250e-2", "moves": moves})
+    (row,) = parse(records(spark, [(b"p1", written)]), PARCEL).collect()
+    assert (row.reason, row.misfits) == (None, None)
+    assert row.current.moves == {"10:00": datetime.fromisoformat("2013-02-03T10:00:00")}
+
+
 def test_what_is_read_exactly_needs_no_second_look_and_nothing_else_passes(
     spark: SparkSession,
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -98,6 +99,43 @@ def test_what_the_log_has_no_more_comes_from_the_archive(orders: Orders, mixed: 
     for number in (3, 20):
         rest = list(app.changes("order", since=whole[number].token, until="now", config=config))
         assert by_partition(rest) == by_partition(whole[number + 1 :])
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_reader_begins_at_a_time(orders: Orders, expires: bool) -> None:
+    """By the time at which the log has it; what the log has no more is found in the archive."""
+    orders.send(*(orders.change(f"k{n}", quantity=n) for n in range(12)))
+    orders.keep()
+    app, config = orders.app, orders.config
+    early = list(app.changes("order", since="beginning", until="now", config=config))
+    time.sleep(0.05)
+    moment = datetime.now(UTC).isoformat()
+    orders.send(*(orders.change(f"k{n}", quantity=n) for n in range(8, 20)))
+    orders.keep()
+    whole = list(app.changes("order", since="beginning", until="now", config=config))
+    if expires:
+        orders.archive(orders.kept.vector())
+        forget(orders.config, orders.topic, orders.kept.vector())
+    found = list(app.changes("order", since=moment, until="now", config=config))
+    assert len(found) == 12
+    known = {(each.record.partition, each.record.offset) for each in early}
+    late = [e for e in whole if (e.record.partition, e.record.offset) not in known]
+    assert by_partition(found) == by_partition(late)
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    assert list(app.changes("order", since=tomorrow, until="now", config=config)) == []
+
+
+def test_a_time_whose_changes_are_lost_is_no_shorter_answer(orders: Orders) -> None:
+    orders.send(*woven(orders))
+    orders.keep()
+    ends, since = orders.kept.vector(), "yesterday 00:00"
+    forget(orders.config, orders.topic, {number: end - 1 for number, end in ends.items()})
+    with pytest.raises(DataLoss, match="neither in the log nor in the archive"):
+        list(orders.app.changes("order", since=since, config=orders.config))
+    # Where retention has taken everything, the archive has nothing, and nothing came since.
+    forget(orders.config, orders.topic, ends)
+    found = orders.app.changes("order", since=since, until="now", config=orders.config)
+    assert list(found) == []
 
 
 def test_a_reader_whose_next_offset_expires_goes_on_in_the_archive(orders: Orders) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from store_kept_contract import StoreKeptContract
+from store_kept_contract import StoreChangedContract, StoreKeptContract
 
 from kit.served_redis import ServedRedis
 
 
+@pytest.fixture
+def served(redis: ServedRedis) -> ServedRedis:
+    return redis
+
+
 class TestRedisKept(StoreKeptContract):
-    @pytest.fixture
-    def served(self, redis: ServedRedis) -> ServedRedis:
-        return redis
+    """As every store."""
+
+
+class TestRedisChanged(StoreChangedContract):
+    """As every store."""

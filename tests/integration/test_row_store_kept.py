@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from pyspark import cloudpickle
-from store_kept_contract import StoreKeptContract
+from store_kept_contract import StoreChangedContract, StoreKeptContract
 
 from everstate.config import Config
 from everstate.views.stores.registry import STORES
@@ -117,12 +117,19 @@ class Served(ServedStore):
         self.memory = RowsInMemory()
 
 
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setitem(STORES, "served", f"{__name__}:Client")
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)  # type: ignore[no-untyped-call]
+    with Served.alone(tmp_path) as served:
+        yield served
+    cloudpickle.unregister_pickle_by_value(here)  # type: ignore[no-untyped-call]
+
+
 class TestRowStoreKept(StoreKeptContract):
-    @pytest.fixture
-    def served(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-        monkeypatch.setitem(STORES, "served", f"{__name__}:Client")
-        here = sys.modules[__name__]
-        cloudpickle.register_pickle_by_value(here)  # type: ignore[no-untyped-call]
-        with Served.alone(tmp_path) as served:
-            yield served
-        cloudpickle.unregister_pickle_by_value(here)  # type: ignore[no-untyped-call]
+    """As every store."""
+
+
+class TestRowStoreChanged(StoreChangedContract):
+    """As every store."""

@@ -21,7 +21,7 @@ from everstate.views.tables import Merge
 from kit.served_store import Found, ServedStore
 
 _HERE: Final = Path(__file__).parent
-_START_S_MAX: Final = 120.0
+_START_S_MAX: Final = 200.0
 _OPTIONS: Final = ("-Xms384m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -75,6 +75,10 @@ class OpenSearchServer(ServedStore):
                 self.kill()
                 raise LocalStackError(f"OpenSearch does not start: {log.read_text()[-2000:]}")
             time.sleep(0.2)
+
+    @property
+    def process(self) -> int | None:
+        return None if self._process is None else self._process.pid
 
     def kill(self) -> None:
         """SIGKILL it, if it runs."""

@@ -77,6 +77,10 @@ class ServedCassandra(ServedStore):
             if database.settings.port == self.port:
                 until(partial(_answers, database))
 
+    @property
+    def process(self) -> int:
+        return self._servers.pid(self.name)
+
     def kill(self) -> None:
         self._servers.kill(self.name)
 

@@ -48,6 +48,10 @@ class ServedKafka(ServedStore):
     def start(self) -> None:
         self._servers.revive([self.name])
 
+    @property
+    def process(self) -> int:
+        return self._servers.pid(self.name)
+
     def kill(self) -> None:
         self._servers.kill(self.name)
 

@@ -44,6 +44,10 @@ class ServedRedis(ServedStore):
     def start(self) -> None:
         self._servers.revive([self.name])
 
+    @property
+    def process(self) -> int:
+        return self._servers.pid(self.name)
+
     def kill(self) -> None:
         self._servers.kill(self.name)
 

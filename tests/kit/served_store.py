@@ -5,7 +5,9 @@ A new store has one subclass, which the contracts of stores and the tests of kil
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -83,6 +85,24 @@ class ServedStore(ABC):
     @abstractmethod
     def kill(self) -> None:
         """SIGKILL it."""
+
+    @property
+    def process(self) -> int | None:
+        """The id of its process; ``None``: it has none of its own."""
+        return None
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Let its process, if it has one, take connections and answer nothing for a while."""
+        process = self.process
+        if process is None:
+            yield
+            return
+        os.kill(process, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(process, signal.SIGCONT)
 
     @abstractmethod
     def refusals(self, config: Config) -> Iterable[AbstractContextManager[None]]:

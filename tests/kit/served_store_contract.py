@@ -5,7 +5,9 @@ The class names two planted defects of the store, and the types that it refuses.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, ClassVar, Final
 
@@ -13,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from everstate.config import Config
-from everstate.errors import InvalidView, ViewFailed, ViewRowsMissing
+from everstate.errors import InvalidView, StoreSilent, ViewFailed, ViewRowsMissing
 from everstate.views.stores.registry import store_class
 from everstate.views.stores.versioned import VersionedStore
 from everstate.views.tables import KeptTable, Merge, Row
@@ -23,6 +25,7 @@ from kit.row_values import KINDS
 from kit.served_store import ServedStore
 from kit.tls_door import TRUSTED, tls_before
 from kit.view_oracle import in_order
+from kit.waiting import until
 
 FOUND_BY: Final = {
     "a forgotten deletion": "test_a_deletion_stays_when_an_older_write_comes",
@@ -31,6 +34,7 @@ FOUND_BY: Final = {
 }
 """Planted defect → the test of the contract that is there to find it."""
 TABLE: Final = KeptTable(view="odd", version=1, fingerprint="f", merge="row")
+_HANGS_S: Final = 3.0
 _PLACE: Final = [("_key", pa.string()), ("_version", pa.int64())]
 
 
@@ -134,6 +138,32 @@ class ServedStoreContract(RowStoreContract):
                     kept.trail(0, log, 2, 3)
                 assert kept.rows() == before
         kept.trail(0, log, 2, 3)
+        kept.check(log)
+
+    def test_a_server_that_hangs_is_given_up_and_its_late_writes_change_nothing(
+        self, served: ServedStore, own: Config, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A call that was given up goes on in its thread, and ends when the server answers."""
+        if served.process is None:
+            return  # a folder
+        kept, log = kept_in(served, own), told("a", "north", "south", "east")
+        kept.keep(told("a", "north"))
+        kept.judge(0, log, 1, 3)
+        with monkeypatch.context() as patched, served.hanging():
+            patched.setattr(type(kept.kept), "call_s_max", _HANGS_S)
+            with pytest.raises(StoreSilent, match="the store tested failed: "):
+                kept.trail(0, log, 1, 2)
+        assert kept.position() == 1
+
+        def has_caught_up() -> bool:
+            with suppress(ViewFailed):
+                kept.trail(0, log, 1, 3)
+                return True
+            return False
+
+        until(has_caught_up)
+        kept.check(log)
+        time.sleep(_HANGS_S)  # the late write has come by now, if not before
         kept.check(log)
 
     def test_deletions_and_versions_outlive_a_kill(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -133,6 +134,55 @@ def test_no_more_records_are_read_than_are_wanted(
             ends[run.partition] = run.end
             read[run.partition] += run.records
     assert read == served
+
+
+@pytest.mark.parametrize(("at", "end", "begins"), [(100, 100, 100), (100, 120, 0), (70, 120, 70)])
+def test_without_an_archive_a_time_is_a_place_of_the_log(
+    config: Config, monkeypatch: pytest.MonkeyPatch, at: int, end: int, begins: int
+) -> None:
+    """Unless the log has newer records only: those before them may be of that time, and are lost.
+
+    Where retention has taken all and nothing came since, no record tells that one is missing.
+    """
+    source = source_of(config, monkeypatch, at, end, begins)
+    monkeypatch.setitem(vars(source), "_archive", MagicMock(position=dict, begins=lambda _: {}))
+    assert source.since(datetime.now(UTC)) == {0: 0 if begins == at != end else at}
+
+
+@pytest.mark.parametrize(
+    ("first", "found", "at", "end"),
+    [
+        *((0, 0, 0, 120), (0, 7, 7, 120), (5, 7, 7, 120), (5, 5, 0, 120)),
+        *((0, None, 70, 120), (69, None, 70, 120), (70, None, 0, 120), (70, None, 70, 70)),
+    ],
+)
+def test_a_time_before_all_that_the_archive_has_is_no_place_in_it(
+    config: Config, monkeypatch: pytest.MonkeyPatch, first: int, found: Any, at: int, end: int
+) -> None:
+    """It began with a log whose first records had expired: they may be of that time, too."""
+    source = source_of(config, monkeypatch, 70, end, 70)
+    archive = MagicMock()
+    archive.position.return_value = {1: {0: 90}}
+    archive.begins.return_value = {0: first}
+    archive.records.return_value = [pa.table({"offset": [] if found is None else [found, 60]})]
+    monkeypatch.setitem(vars(source), "_archive", archive)
+    assert source.since(datetime.now(UTC)) == {0: at}
+
+
+def source_of(
+    config: Config, monkeypatch: pytest.MonkeyPatch, at: int, end: int, begins: int
+) -> RecordSource:
+    """A log of one partition, which has a time at an offset."""
+    answers = {"at_time": at, "beginnings": begins, "stable_ends": end}
+    made = MagicMock()
+    for asked, offset in answers.items():
+        getattr(made.return_value.__enter__.return_value, asked).return_value = {("t", 0): offset}
+    monkeypatch.setattr(source_module, "Offsets", made)
+    for name in ("Topics", "log_mark"):
+        monkeypatch.setattr(source_module, name, MagicMock())
+    source = RecordSource(config, "order")
+    monkeypatch.setattr(source, "topic", "t")
+    return source
 
 
 @pytest.mark.parametrize("direct_rows", [1, 50_000])

@@ -255,6 +255,34 @@ def test_a_capture_of_which_nothing_is_known_is_told_from_one_that_has_read_noth
     assert told in bytes(made.body).decode()
 
 
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ((None, None, None, None, "PostgreSQL is away"), ("not known", "PostgreSQL is away")),
+        ((7, 61.0, 2, 1, None), (">parked<", "7 changes, ")),
+        ((None, None, 0, 0, None), ("never ran", "– changes, –")),
+        ((0, 0.0, 0, 3, None), (">ok<", "<dd>3</dd>")),
+    ],
+)
+def test_a_handler_is_shown_as_it_is(state: Any, told: tuple[str, str]) -> None:
+    failed = [(17, "eva", 3, 2, None, "no <address>")] if state[2] else []
+    found = [(("mail.greet", *state), "guest", failed)]
+    made = Pages("hotel", has_login=True).page("handlers_part.html", found=found, age_s=0)
+    text = bytes(made.body).decode()
+    assert [each for each in told if each not in text] == []
+    if failed:
+        assert "no &lt;address&gt;" in text
+        assert 'href="/console/guest/eva?version=3"' in text
+        assert "handlers show mail.greet" in text, "there may be more"
+
+
+def test_the_page_of_handlers_is_small_whatever_failed() -> None:
+    failed = [(n, '"' * 300, 3, 2, START, "<&>" * 2_000) for n in range(100)]
+    found = [(("mail.greet", 0, 0.0, 100, 0, None), "guest", failed)]
+    made = Pages("hotel", has_login=True).page("handlers.html", found=found, age_s=0)
+    assert len(bytes(made.body)) < 300_000
+
+
 @pytest.mark.parametrize("key", ["a%0Ab", "%C5%BElu", "a%2Fb", "..%2f", "%3Cb%3E"])
 def test_a_login_goes_on_to_the_page_that_was_asked_for(key: str) -> None:
     token = "a token that is long enough"

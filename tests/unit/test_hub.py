@@ -137,6 +137,14 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> list[Log]:
     return made
 
 
+@pytest.fixture
+def hub(logs: list[Log]) -> Iterator[ChangeHub]:
+    """A hub whose thread ends with the test: later ones would have its errors in their log."""
+    hub = ChangeHub(Config(), HOTEL, "guest")
+    yield hub
+    hub.close()
+
+
 class Follower:
     """A subscriber: a subscription, and when something was last said to it."""
 
@@ -154,8 +162,8 @@ class Follower:
 
 def test_a_change_that_cannot_be_read_ends_only_the_subscriptions_with_a_condition(
     logs: list[Log],
+    hub: ChangeHub,
 ) -> None:
-    hub = ChangeHub(Config(), HOTEL, "guest")
     plain, conditional = Follower(hub), Follower(hub, kind="created")
     unreadable, later = change("9" * 4_301), change("1")
     logs[0].given = [unreadable, later]
@@ -181,8 +189,8 @@ def test_a_condition_that_fails_ends_its_own_subscription(logs: list[Log]) -> No
 
 def test_a_stream_that_ends_by_an_unknown_error_ends_its_subscriptions_and_is_replaced(
     logs: list[Log],
+    hub: ChangeHub,
 ) -> None:
-    hub = ChangeHub(Config(), HOTEL, "guest")
     first = Follower(hub)
     logs[0].given = [RuntimeError("nobody expected it")]
     logs[0].go.set()
@@ -195,10 +203,9 @@ def test_a_stream_that_ends_by_an_unknown_error_ends_its_subscriptions_and_is_re
 
 
 def test_a_stream_that_is_cut_off_goes_on_where_it_stopped(
-    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+    logs: list[Log], hub: ChangeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_reader, "_RETRY_S", 0.001)
-    hub = ChangeHub(Config(), HOTEL, "guest")
     follower = Follower(hub)
     logs[0].given = [change("1"), Unavailable("no broker answers.")]
     logs[0].go.set()
@@ -214,10 +221,9 @@ def test_a_stream_that_is_cut_off_goes_on_where_it_stopped(
 
 
 def test_a_hub_ends_a_while_after_its_last_subscriber_unless_one_comes_back(
-    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+    logs: list[Log], hub: ChangeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_reader, "_LINGER_S", 0.05)
-    hub = ChangeHub(Config(), HOTEL, "guest")
     first = Follower(hub)
     hub.leave(first.woken.set)
     second = Follower(hub)
@@ -230,9 +236,8 @@ def test_a_hub_ends_a_while_after_its_last_subscriber_unless_one_comes_back(
 
 
 def test_a_hub_that_is_closed_while_its_stream_is_opened_closes_the_stream(
-    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+    logs: list[Log], hub: ChangeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = ChangeHub(Config(), HOTEL, "guest")
     make = hub._make
 
     def closed_meanwhile(since: str) -> Any:
@@ -246,12 +251,11 @@ def test_a_hub_that_is_closed_while_its_stream_is_opened_closes_the_stream(
 
 
 def test_a_hub_whose_thread_did_not_start_is_replaced(
-    logs: list[Log], monkeypatch: pytest.MonkeyPatch
+    logs: list[Log], hub: ChangeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    hub = ChangeHub(Config(), HOTEL, "guest")
     with monkeypatch.context() as lacking:
         lacking.setattr(threading.Thread, "start", refused)
         with pytest.raises(RuntimeError):
@@ -262,8 +266,8 @@ def test_a_hub_whose_thread_did_not_start_is_replaced(
 
 def test_a_subscriber_has_everything_up_to_where_the_hub_is_while_nothing_waits(
     logs: list[Log],
+    hub: ChangeHub,
 ) -> None:
-    hub = ChangeHub(Config(), HOTEL, "guest")
     every, others = Follower(hub), Follower(hub, kind="deleted")
     assert hub.reached(every.subscription) == {AT: Spot(0)}
     logs[0].given = [change("1")]

@@ -16,9 +16,9 @@ from everstate.changes import Change, ChangeCodec, DomainEvent, EntityType, Prov
 from everstate.changes.codec import ready_time
 from everstate.changes.moments import moment_fault
 from everstate.changes.values import model_json
+from everstate.changes.written import parse_moment
 from everstate.errors import InvalidChange, InvalidQuery, InvalidRequest
 from everstate.http.callers import occurred_at_of
-from everstate.serving.moments import parse_moment
 from everstate.sources.stores.rows import event_text, moment_text
 from kit.changes import change_of
 

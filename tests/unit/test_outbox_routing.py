@@ -27,6 +27,7 @@ from everstate.log.record import OutRecord, RawRecord
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.balance import NumberedBatch, counted, held_rows
 from everstate.sources.cdc.columns import Rows, Slices
+from everstate.sources.cdc.completion import READ_BEFORE
 from everstate.sources.cdc.composing import RawPlace
 from everstate.sources.cdc.connectors import Address, OwnTables, connector_settings
 from everstate.sources.cdc.holding import HeldEntity
@@ -37,6 +38,7 @@ from everstate.sources.cdc.outbox_reading import RoutedReader, routed
 from everstate.sources.cdc.reading import RefusedRow
 from everstate.sources.cdc.restoring import known_of
 from everstate.sources.cdc.states import States, encoded_position, known_row, state_row
+from everstate.sources.cdc.stream import SEEN
 from everstate.testing.store_contract import ORDER, StoredOrder
 from kit.settings import altered
 
@@ -452,6 +454,18 @@ def test_a_decimal_that_is_a_json_number_keeps_all_its_digits() -> None:
     amount = "12345678901234567890.1234567890"
     found = routed(parcel(PLAIN, f'{{"parcel_id": "1", "amount": {amount}}}'))
     assert f'"amount":"{amount}"'.encode() in (found.current or b"")
+
+
+def test_a_refused_row_that_the_connector_writes_once_more_is_no_second_dead_letter(
+    rig: Rig,
+) -> None:
+    tables = {name: number for number, name in enumerate(rig.capture.tables)}
+    records = [rig.row({"version": 1, "note": "no change"})] * 2
+    rows = Rows.of(Slices(rig.reader, [""], tables).begin().columns(records))
+    rows.block = [None, SEEN]
+    rig.kind.records.begin(1_000.0)
+    batch = rig.numbering.run(rows, [(RAW, 0)], States(rig.copy), 1_000.0)  # type: ignore[arg-type]
+    assert (len(batch.refused), batch.skipped, batch.read.total()) == (1, {READ_BEFORE: 1}, 2)
 
 
 @pytest.mark.parametrize("kind", [b"transaction", b"source", b"message", b"other", b"\xff"])

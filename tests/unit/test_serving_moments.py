@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from everstate.changes.written import parse_moment
 from everstate.errors import InvalidQuery
-from everstate.serving.moments import parse_moment
 
 BLIZZARD = datetime(2013, 2, 8, 23, 0, tzinfo=UTC)
 

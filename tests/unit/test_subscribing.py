@@ -28,9 +28,8 @@ from everstate.http.callers import Callers
 from everstate.http.masks import NO_MASK
 from everstate.log.record import Record
 from everstate.serving import hub as hub_module
-from everstate.serving.changes import Delivery, _has_room
+from everstate.serving.changes import Delivery, has_room
 from everstate.serving.hub import ChangeHub, Subscription
-from everstate.views.source import Run
 
 
 class Parcel(BaseModel):
@@ -82,13 +81,10 @@ def test_a_chunk_of_the_past_is_bounded_in_bytes_as_well() -> None:
 
 
 def test_records_that_wait_for_the_core_are_bounded_in_bytes_as_well() -> None:
-    def has_room(count: int, size: int) -> bool:
-        return _has_room([Run(0, n, n + 1, [record(n, size)]) for n in range(count)])
-
-    assert has_room(4_999, 10)
-    assert not has_room(5_000, 10)
-    assert has_room(15, 2**20)
-    assert not has_room(16, 2**20)
+    assert has_room([10] * 4_999)
+    assert not has_room([10] * 5_000)
+    assert has_room([2**20] * 15)
+    assert not has_room([2**20] * 16)
 
 
 def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_for_an_event(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from everstate.changes.tokens import (
     Spot,
     Token,
     log_mark,
+    parse_since,
     parse_token,
     written_token,
 )
@@ -83,3 +87,28 @@ def test_another_topic_cluster_or_name_is_another_log() -> None:
         for ids in (("t", "c", "i"), ("t", "c", "j"), ("t", "d", "i"), ("u", "c", "i"))
     }
     assert len(marks) == 4
+
+
+def test_a_reader_begins_at_a_token_or_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert parse_since("beginning") is parse_since("now") is None
+        assert parse_since(str(Token())) == parse_since(f" {Token()}\n") == Token()
+        noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
+        for text in ("2026-01-02T12:00:00Z", "2026-01-02T14:00:00+02:00", "2026-01-02 21:00:00"):
+            assert parse_since(text) == noon
+        today = datetime.now().astimezone().replace(hour=18, minute=0, second=0, microsecond=0)
+        assert parse_since("today 18:00") == today
+        assert parse_since("yesterday 18:00") == today - timedelta(days=1)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nwo", "yesterday", "yesterday 25:00", "tomorrow 12:00", "2026-13-01T00:00:00Z"]
+)
+def test_what_is_neither_a_token_nor_a_time_is_refused(text: str) -> None:
+    with pytest.raises(InvalidToken, match="neither a token nor a time"):
+        parse_since(text)

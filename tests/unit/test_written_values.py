@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from everstate.changes.quoting import conditions_in, joined
+from everstate.changes.written import written_value
 from everstate.client import Client, RequestFailed
 from everstate.errors import ContradictoryQuery, InvalidQuery
-from everstate.serving.predicates import Term, condition, exact_value, order_term
+from everstate.serving.predicates import Term, condition, order_term
 from everstate.serving.view_columns import ViewColumn, column_of
 from everstate.serving.view_rows import _parsed
 
@@ -46,7 +47,7 @@ from everstate.serving.view_rows import _parsed
     ],
 )
 def test_a_value_that_its_type_can_hold_is_read_exactly(cast: str, text: str, value: Any) -> None:
-    found = exact_value(cast, text)
+    found = written_value(cast, text)
     assert (type(found), found) == (type(value), value)
 
 
@@ -89,7 +90,7 @@ def test_a_value_that_its_type_can_hold_is_read_exactly(cast: str, text: str, va
 )
 def test_a_value_that_would_be_changed_is_refused(cast: str, text: str, said: str) -> None:
     with pytest.raises((ValueError, InvalidQuery), match=said):
-        exact_value(cast, text)
+        written_value(cast, text)
 
 
 def test_a_condition_that_is_refused_names_itself_and_the_reason() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from everstate.handling.tables import HandlerState
 from everstate.parts import RoleState
 from everstate.sections import AlertsConfig
 from everstate.serving.answers import ViewRow
@@ -18,11 +19,11 @@ from everstate.views.control import LIVE
 
 ConcernLevel = Literal["warn", "bad"]
 WayStep = Literal["ways in", "log", "archive", "views", "roles"]
-Area = Literal["always", "views", "log", "readers", "store", "captures"]
+Area = Literal["always", "views", "log", "readers", "store", "captures", "handlers"]
 """Which question to a server gives a condition; ``always``: no server is needed."""
 
 _WRITERS: Final = ("relay", "publisher", "commands")
-_OBSERVERS: Final = ("serve", "alerts")
+_OBSERVERS: Final = ("serve", "alerts", "handlers")
 """Roles without which changes still advance."""
 NO_ROLE: Final = "roles:none"
 _MIB: Final = 1 << 20
@@ -63,6 +64,9 @@ _KINDS: Final[Mapping[str, tuple[Area, WayStep, ConcernLevel]]] = {
     "capture-stopped": ("captures", "ways in", "bad"),
     "capture-wal": ("captures", "ways in", "warn"),
     "dead-letters": ("log", "log", "warn"),
+    "handler-late": ("handlers", "log", "warn"),
+    "handler-parked": ("handlers", "log", "bad"),
+    "handler-unknown": ("handlers", "log", "bad"),
     "log-expired": ("readers", "archive", "bad"),
     "log-expires": ("readers", "archive", "bad"),
     "misfit": ("views", "views", "warn"),
@@ -179,6 +183,22 @@ def of_readers(readers: Iterable[LogReader], limits: AlertsConfig) -> Iterator[C
             why = f"the log holds what it has not read for {duration_text(each.holds_s)} only."
             advice = "Start `everstate run`, or raise the topic's retention.ms."
             yield concern("log-expires", place, "log expires", what, why, advice)
+
+
+def of_handlers(states: Iterable[HandlerState], limits: AlertsConfig) -> Iterator[Concern]:
+    """Handlers that are late, or not known, or have parked changes on which somebody decides."""
+    for name, behind, late_s, parked, waiting, problem in states:
+        if problem:
+            yield concern("handler-unknown", name, "not known", f"handler {name}:", problem, None)
+        if parked:
+            told = f"{parked:,} changes are parked, and {waiting:,} are called again or wait."
+            advice = f"`everstate handlers show {name}` shows the reasons."
+            yield concern("handler-parked", name, "parked", f"handler {name}:", told, advice)
+        if (late_s or 0.0) > limits.view_behind_s:
+            late = f"{duration_text(late_s)} behind"
+            told = f"is {late}: {behind:,} changes are not handled yet."
+            advice = "Start more processes of its group, or declare a higher concurrency."
+            yield concern("handler-late", name, late, f"handler {name}", told, advice)
 
 
 def of_dead_letters(recent: Iterable[str | None], hours: float) -> Iterator[Concern]:

@@ -18,12 +18,14 @@ from everstate.attention.conditions import (
     concern,
     of_capture,
     of_dead_letters,
+    of_handlers,
     of_readers,
     of_roles,
     of_views,
 )
 from everstate.config import Config
 from everstate.errors import EverstateError, Unavailable
+from everstate.handling.tables import handler_states
 from everstate.log.dead_letters import recent_dead_letters
 from everstate.log.groups import GROUP, group_positions
 from everstate.log.lag import is_reachable
@@ -132,6 +134,11 @@ class Looking:
         if seen.readers is None:
             seen.unknown.add("readers")
         seen.conditions += of_readers(seen.readers or (), limits)
+        if handlers := self._app.handlers.values():
+            states = self._asked(
+                "the log (Kafka)", "handlers", seen, lambda: handler_states(self._config, handlers)
+            )
+            seen.conditions += of_handlers(states or (), limits)
         if self._app.entities_from("store"):
             seen.waiting_s = self._asked("the store (PostgreSQL)", "store", seen, self._waiting)
             seen.conditions += self._unpublished(seen.waiting_s)
@@ -230,4 +237,5 @@ _STEPS: Final[Mapping[Area, WayStep]] = {
     "readers": "archive",
     "store": "ways in",
     "captures": "ways in",
+    "handlers": "log",
 }

@@ -35,23 +35,14 @@ _PLAIN: Final[dict[FieldType | None, str]] = {
 """Types whose Arrow type has no parameters, and the function of pyarrow that makes it."""
 
 
-def arrow_schema(fields: Sequence[ModelField], *, is_read: bool = False) -> pa.Schema:
+def arrow_schema(tree: FieldTree, *, is_read: bool = False) -> pa.Schema:
     """The typed columns of an object's JSON; ``is_read``: every part may be null.
 
     Messages of an older model may lack any field.
     """
     import pyarrow
 
-    return pyarrow.schema(_arrow_fields(fields, is_read))
-
-
-def _arrow_fields(fields: Sequence[ModelField], is_read: bool) -> list[pa.Field[Any]]:
-    import pyarrow
-
-    return [
-        pyarrow.field(each.written, arrow_type(each.tree, is_read), is_read or not each.is_required)
-        for each in fields
-    ]
+    return pyarrow.schema(list(arrow_type(tree, is_read)))
 
 
 @lru_cache(maxsize=4096)
@@ -68,7 +59,10 @@ def arrow_type(tree: FieldTree, is_read: bool = False) -> pa.DataType:
     if tree.type == "timestamp":
         return pyarrow.timestamp("us", "UTC" if tree.is_zoned else None)
     if tree.type == "struct":
-        return pyarrow.struct(_arrow_fields(tree.columns, is_read))
+        parts = ((each, arrow_type(each.tree, is_read)) for each in tree.columns)
+        return pyarrow.struct(
+            [pyarrow.field(f.written, kind, is_read or not f.is_required) for f, kind in parts]
+        )
     assert tree.element is not None
     inner = arrow_type(tree.element, is_read)
     if tree.type == "map":

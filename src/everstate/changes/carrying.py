@@ -198,7 +198,7 @@ def _as_read(place: _Place, value: Any) -> Any:
         if read is None:
             return value
         text = read.__pydantic_serializer__.to_json(read, by_alias=True, warnings=False)
-        return canonical(place.tree, text.decode()).decode()
+        return canonical(place.tree, decode(text)).decode()
     assert place.element is not None
     if isinstance(value, dict):
         return {name: _as_read(place.element, each) for name, each in value.items()}

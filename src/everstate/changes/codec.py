@@ -283,7 +283,7 @@ class ChangeCodec:
                 raise ChangeTooLarge(entity, key, size, self.message_bytes_max)
         key_bytes = key.encode()
         event_type = b"" if event is None else event.type.encode()
-        _check_names(entity, key, len(key_bytes) + len(source.header[1]) + len(event_type))
+        check_names(entity, key, len(key_bytes) + len(source.header[1]) + len(event_type))
         headers = [
             _SPEC_VERSION,
             ("ce_id", change_id),
@@ -359,12 +359,11 @@ def check_shape(change: Change[Any]) -> None:
         raise InvalidChange(change.entity, None, "key", "the key is empty")
 
 
-def check_names(entity: str, key: str, service: str, event_type: str) -> None:
-    """Raise InvalidChange when these texts are too long for the headers of a message."""
-    _check_names(entity, key, len(key.encode()) + len(service.encode()) + len(event_type.encode()))
+def check_names(entity: str, key: str, size: int) -> None:
+    """Raise InvalidChange when key, service and event type are too long for a message's headers.
 
-
-def _check_names(entity: str, key: str, size: int) -> None:
+    ``size``: their bytes.
+    """
     if size > _NAMES_BYTES_MAX:
         reason = f"key, service and event type have {size:,} bytes, at most {_NAMES_BYTES_MAX:,}"
         raise InvalidChange(entity, key[:40], "headers", reason)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -79,30 +79,12 @@ def read_message(value: bytes) -> Message:
     return _read(value)
 
 
-class Form(Protocol):
-    """Makes a derived record's value from a change, or none."""
-
-    kind: ClassVar[str]
-    """Name of this form in `views list`."""
-    content_type: ClassVar[str]
-
-    @property
-    def entity(self) -> str:
-        """Entity type whose changes it takes."""
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """The form as it is stored in the registry."""
-
-    def value(self, message: Message, joined: Joined | None) -> bytes | None:
-        """The record's value; ``None``: this change makes no record."""
-
-
 @dataclass(frozen=True, slots=True)
 class Patches:
     """Each change as a JSON Patch (RFC 6902) of original → current."""
 
     kind: ClassVar[str] = "json patch"
+    """Name of this form in `views list`."""
     content_type: ClassVar[str] = JSON_PATCH
     entity: str
 
@@ -183,6 +165,9 @@ class JoinedStream:
         )
 
 
+Form: TypeAlias = Patches | Notices | JoinedStream
+
+
 def patch_of(entity: str) -> Patches:
     """Each change of an entity type as the JSON Patch that turns its original into its current."""
     return Patches(entity)
@@ -208,7 +193,7 @@ class Derivation:
 
     name: str
     form: Any
-    """A :class:`Form`."""
+    """A :data:`Form`."""
     is_raw: bool = False
     """Made from the raw log, at least once, instead of from accepted changes, exactly once."""
     trigger: Trigger | None = None

@@ -83,9 +83,9 @@ class EntityType:
                 advice="Name fields that the model had and no longer has, as `note` or `lines.note`"
                 " for one of a nested model.",
             ) from cause
-        if self._key_type in NO_KEYS:
+        if (own := self.own_key) is not None and own.type in NO_KEYS:
             raise InvalidEntityType(
-                f"{self.name}: the key {self.key!r} is a {self._key_type}, which has no one text",
+                f"{self.name}: the key {self.key!r} is a {own.type}, which has no one text",
                 advice="Use a field that is text, a whole number, a Decimal, a time or a UUID.",
             )
 
@@ -96,15 +96,10 @@ class EntityType:
         return next((each.written for each in fields if each.name == self.key), self.key)
 
     @property
-    def _key_type(self) -> str | None:
-        """JSON type of the key's column; ``None``: states have no such column."""
-        found: str | None = self.shape["fields"].get(self.key_column, {}).get("type")
-        return found
-
-    @property
     def own_key(self) -> OwnKey | None:
         """How a state's key is read from its JSON; ``None``: states do not have it."""
-        return None if self._key_type is None else OwnKey(self.key_column, self._key_type)
+        found = self.shape["fields"].get(self.key_column)
+        return None if found is None else OwnKey(self.key_column, found["type"])
 
     @property
     def columns(self) -> Sequence[ModelField]:
@@ -114,12 +109,12 @@ class EntityType:
     @cached_property
     def arrow_schema(self) -> pa.Schema:
         """The typed columns of a state."""
-        return arrow_schema(self.columns)
+        return arrow_schema(tree_of(self.model))
 
     @cached_property
     def read_schema(self) -> pa.Schema:
         """The same for readers: every part may be null, as messages may lack any field."""
-        return arrow_schema(self.columns, is_read=True)
+        return arrow_schema(tree_of(self.model), is_read=True)
 
     @property
     def field_names(self) -> tuple[str, ...]:

@@ -44,15 +44,11 @@ def has_equal_values(place: FieldTree, one: str, other: str) -> bool:
             is_one_text = inside is None or inside.rule in ("integer", "date")
             if is_one_text and value != second[name]:
                 return False
-    return _canonical(place, first) == _canonical(place, second)
+    return canonical(place, first) == canonical(place, second)
 
 
-def canonical(place: FieldTree, text: str) -> bytes:
+def canonical(place: FieldTree, tree: Any) -> bytes:
     """The one JSON text of all states with these values."""
-    return _canonical(place, decode(text))
-
-
-def _canonical(place: FieldTree, tree: Any) -> bytes:
     # As JSON, because Python takes 1, 1.0 and True for equal.
     return encode_sorted(place.apply(tree, one_text))
 

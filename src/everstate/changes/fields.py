@@ -44,35 +44,21 @@ FieldType: TypeAlias = Literal[
 ValuePath: TypeAlias = tuple[str | int, ...]
 PythonType: TypeAlias = type
 Model: TypeAlias = type[BaseModel]
-_LEAVES: Final[tuple[tuple[Any, FieldType], ...]] = (
-    (bool, "boolean"),
-    (int, "integer"),
-    (float, "float"),
-    (str, "text"),
-    (Decimal, "decimal"),
-    (datetime, "timestamp"),
-    (AwareDatetime, "timestamp"),
-    (NaiveDatetime, "timestamp"),
-    (date, "date"),
-    (UUID, "text"),
-    (AnyUrl, "text"),
-    (EmailStr, "text"),
-    (IPv4Address, "text"),
-    (IPv6Address, "text"),
-    (IPvAnyAddress, "text"),
-)
-"""Python's types and what their values are in JSON; the first one that fits is meant."""
+_LEAVES: Final[Mapping[FieldType, tuple[Any, ...]]] = {
+    "boolean": (bool,),
+    "integer": (int,),
+    "float": (float,),
+    "text": (str, UUID, AnyUrl, EmailStr, IPv4Address, IPv6Address, IPvAnyAddress),
+    "decimal": (Decimal,),
+    "timestamp": (datetime, AwareDatetime, NaiveDatetime),
+    "date": (date,),
+}
+"""Python's types by what their values are in JSON; the first one that fits is meant.
+
+Values of the first one of a row are not changed by the row's rule for what is given.
+"""
 _ONLY_EXACT: Final = (bool, Decimal, datetime, date, UUID)
 """Types of which a subclass has no type here, since its JSON may be another one."""
-_RULED: Final[Mapping[FieldType, type]] = {
-    "decimal": Decimal,
-    "integer": int,
-    "float": float,
-    "timestamp": datetime,
-    "date": date,
-    "text": str,
-}
-"""Types with a rule for what is given, and the Python type of values that no rule changes."""
 _FREE: Final = (Any, object, dict, list, tuple, set, frozenset, Mapping, Sequence)
 """Annotations that do not name the type of their values."""
 _OWN_RULES: Final = (BeforeValidator, PlainValidator, WrapValidator)
@@ -167,7 +153,7 @@ class FieldTree:
     """The type of values that no rule changes."""
 
     def __post_init__(self) -> None:
-        self.plain = None if self.rule is None else _RULED[self.rule]
+        self.plain = None if self.rule is None else _LEAVES[self.rule][0]
 
     @property
     def choices(self) -> tuple[FieldTree, ...]:
@@ -291,8 +277,7 @@ def has_rule(model: Model, *rules: FieldType) -> bool:
 
 def objects_of(model: Model) -> dict[Model, FieldTree]:
     """The tree of a model, and of those that its values may hold at any depth."""
-    found = ((each.model, each) for each in tree_of(model).walk())
-    return {model: each for model, each in found if model is not None}
+    return {each.model: each for each in tree_of(model).walk() if each.model is not None}
 
 
 def meant(annotation: Any) -> Any:
@@ -461,11 +446,12 @@ def _makes_texts(model: Model, info: FieldInfo) -> bool:
 
 
 def _leaf(annotation: type, metadata: tuple[Any, ...], *, texts: bool) -> FieldTree:
-    found = next((each for each in _LEAVES if issubclass(annotation, each[0])), None)
+    leaves = ((plain, kind) for kind, plains in _LEAVES.items() for plain in plains)
+    found = next((each for each in leaves if issubclass(annotation, each[0])), None)
     if found is None:
         return FieldTree(annotation)
     plain, kind = found
-    is_ruled = texts and annotation is str if kind == "text" else kind in _RULED
+    is_ruled = texts and annotation is str if kind == "text" else kind != "boolean"
     tree = FieldTree(
         annotation,
         None if plain in _ONLY_EXACT and annotation is not plain else kind,
@@ -481,10 +467,10 @@ def _leaf(annotation: type, metadata: tuple[Any, ...], *, texts: bool) -> FieldT
 
 def _choice(annotation: Any, values: tuple[Any, ...]) -> FieldTree:
     """The tree of an enum or a `Literal`, whose values may be of several types."""
+    kinds: Mapping[type, FieldType] = {str: "text", int: "integer", bool: "boolean"}
     found = {type(value) for value in values}
-    kinds = dict(_LEAVES)
-    plain = found.pop() if len(found) == 1 else None
-    return FieldTree(annotation, kinds[plain] if plain in (str, int, bool) else None, values=values)
+    kind = kinds.get(found.pop()) if len(found) == 1 else None
+    return FieldTree(annotation, kind, values=values)
 
 
 def _one_of(annotation: Any, options: Sequence[FieldTree]) -> FieldTree:

@@ -73,12 +73,8 @@ def decode(text: bytes | str) -> Any:
     return _decode(text)
 
 
-_decode_as_written: Final = bounded(msgspec.json.Decoder(float_hook=WrittenNumber).decode)
-
-
-def decode_as_written(text: bytes | str) -> Any:
-    """As :func:`decode`, but every number with a fraction or an exponent keeps its text."""
-    return _decode_as_written(text)
+decode_as_written: Final = bounded(msgspec.json.Decoder(float_hook=WrittenNumber).decode)
+"""As :func:`decode`, but every number with a fraction or an exponent keeps its text."""
 
 
 def _written(value: Any) -> Any:

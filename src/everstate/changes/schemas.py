@@ -24,7 +24,7 @@ def state_schema(entity_type: EntityType) -> SchemaObject:
     It takes states that other versions of the model wrote: unknown fields are allowed, and fields
     with a default may be missing.
     """
-    root, definitions = model_schema(entity_type.model)
+    (root,), definitions = model_schemas([entity_type.model])
     return {
         "$schema": DIALECT,
         "title": f"State of {entity_type.name}",
@@ -37,7 +37,7 @@ def change_schema(entity_type: EntityType) -> SchemaObject:
     """Schema of a message about an entity of this type: the envelope with typed states."""
     text = (files("everstate.changes") / "change.schema.json").read_text("utf-8")
     schema: SchemaObject = json.loads(text)
-    root, definitions = model_schema(entity_type.model)
+    (root,), definitions = model_schemas([entity_type.model])
     schema["title"] = f"Change of {entity_type.name}"
     schema["properties"]["entity"] = {"const": entity_type.name}
     own = schema["definitions"]
@@ -46,12 +46,6 @@ def change_schema(entity_type: EntityType) -> SchemaObject:
     own |= {renamed[name]: _renamed(each, renamed) for name, each in definitions.items()}
     own["State"] = _renamed(root, renamed)
     return schema
-
-
-def model_schema(model: type[BaseModel]) -> tuple[SchemaObject, dict[str, SchemaObject]]:
-    """Reference to a model's schema as it is written in JSON, and the definitions that it needs."""
-    (root,), definitions = model_schemas([model])
-    return root, definitions
 
 
 def model_schemas(

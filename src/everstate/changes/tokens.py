@@ -13,14 +13,17 @@ import binascii
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, time, timedelta
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import msgspec
 
+from everstate.changes.moments import moment_of
 from everstate.errors import InvalidToken
 
 _FORM: Final = "e1."
+_DAYS: Final = ("today", "yesterday")
 _CHECK_BYTES: Final = 4
 _LOG_BYTES: Final = 8
 
@@ -112,6 +115,27 @@ def parse_token(text: str) -> Token:
         tuple(Claim(*claim) for claim in wire.claims),
         wire.project,
     )
+
+
+def parse_since(text: str) -> Token | datetime | None:
+    """Where a reader begins: a token, or a time; ``None``: `beginning` or `now`.
+
+    A time is of RFC 3339, or of today or yesterday: `yesterday 18:00`. Without an offset it is one
+    of this machine's time zone. Raises InvalidToken.
+    """
+    if text in ("beginning", "now"):
+        return None
+    if text.strip().startswith(_FORM):
+        return parse_token(text)
+    day, _, clock = text.partition(" ")
+    try:
+        if day not in _DAYS:
+            return moment_of(text).astimezone()
+        date = datetime.now().astimezone() - timedelta(days=_DAYS.index(day))
+        return datetime.combine(date, time.fromisoformat(clock)).astimezone()
+    except ValueError as cause:
+        reason = f"{text!r} is neither a token nor a time, neither beginning nor now"
+        raise InvalidToken(reason, advice="A time is `yesterday 18:00`, or of RFC 3339.") from cause
 
 
 def written_token(project: str, entity: str, key: str, version: int) -> Token:

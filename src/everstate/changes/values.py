@@ -55,13 +55,9 @@ def parts_of(value: Any) -> Iterable[Any]:
         return value.values()
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return value
-    if _is_data(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, each.name) for each in fields(value)]
     return ()
-
-
-def _is_data(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, type)
 
 
 def times_in(value: Any) -> Iterator[datetime]:

@@ -32,6 +32,7 @@ VERBS: Final = {
     "run": (
         "Move changes from the store to the log, archive them, and keep the views, until stopped."
     ),
+    "handle": "Run the handlers of one group in this process; many may share its work.",
     "serve": (
         "Serve REST (/openapi.json) and the web console (/) of the entity types, until stopped."
     ),
@@ -44,6 +45,7 @@ VERBS: Final = {
         "Explain a version: its change, log position, source transaction, file in the lake, views."
     ),
     "commands": "Send commands; list, replay and discard parked ones.",
+    "handlers": "List handlers; retry, skip or reset their changes.",
     "views": "List, show, search, rebuild and prove views.",
     "psql": "Query the views in SQL: one statement with -c, or interactively if psql is installed.",
     "plan": "Show how a start of this app would change views and topics, and what it would read.",

@@ -28,6 +28,7 @@ PAGES: Final = (
     ("Views", f"{PLACE}/views"),
     ("Log", f"{PLACE}/log"),
     ("Dead letters", f"{PLACE}/dead"),
+    ("Handlers", f"{PLACE}/handlers"),
     ("Sources", f"{PLACE}/sources"),
 )
 """Names and addresses of the pages, in the order of the navigation."""

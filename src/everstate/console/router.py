@@ -59,6 +59,7 @@ class WebConsole:
         self._overview = FreshValue(lambda: desk.work(look))
         self._dead = FreshValue(lambda: desk.work(partial(dead.reasons, config)))
         self._sources = FreshValue(lambda: desk.work(partial(servers.captures, config, app)))
+        self._handlers = FreshValue(lambda: desk.work(partial(servers.handlers, config, app)))
         self._kept = FreshValue(lambda: self._read(no_masks, views.views_page))
         self._topics = FreshValue(lambda: self._read(no_masks, servers.log_page, app))
         self._pages = Pages(app.name, has_login=not desk.callers.local)
@@ -79,6 +80,7 @@ class WebConsole:
             (f"{PLACE}/dead", self._dead_reasons),
             (f"{PLACE}/dead/reason", self._dead_letters),
             (f"{PLACE}/dead/letter", self._dead_letter),
+            (f"{PLACE}/handlers", self._failed_changes),
             (f"{PLACE}/sources", self._captures),
             (ROOT, self._entities),
             (f"{ROOT}/{{entity}}", self._keys),
@@ -181,11 +183,15 @@ class WebConsole:
         return self._pages.page("dead_letter.html", letter=found, parts=parts)
 
     def _admit_to_dead(self, request: Request, entity: str) -> None:
-        """A rejected record, and its reason, may have the value of any field."""
+        """A rejected record or change, and its reason, may have the value of any field."""
         caller = self.desk.admit(request, entity, "operate")
         caller.require(entity, "read")
         for each in self._app.entities if entity == EVERY else (entity,):
-            caller.mask(each).refuse_all("dead letters")
+            caller.mask(each).refuse_all("what was rejected")
+
+    async def _failed_changes(self, request: Request) -> Response:
+        self._admit_to_dead(request, EVERY)
+        return await self._fresh(request, "handlers", self._handlers)
 
     async def _captures(self, request: Request) -> Response:
         self.desk.admit(request, EVERY, "operate")

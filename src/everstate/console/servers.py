@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final
 
 from everstate.app import App
 from everstate.attention.looking import all_readers
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.errors import EverstateError, Unavailable
+from everstate.handling.tables import HandlerState, HandlerTables, handler_states
 from everstate.log.lag import is_reachable
 from everstate.serving import Reader
 from everstate.serving.log_size import LogSize, log_size
@@ -16,6 +18,9 @@ from everstate.serving.log_state import LogReader, TopicState, topic_states
 from everstate.sources.cdc.balance import Balance, read_balance
 from everstate.sources.cdc.capturing import Capturing
 from everstate.sources.cdc.status import CaptureStatus
+
+_FAILED_MAX: Final = 100
+"""Failed changes of all handlers that a page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,25 @@ def _shown(config: Config, app: App, capture: Capture) -> ShownCapture:
     else:
         problems.append("The log (Kafka) does not answer.")
     return ShownCapture(capture, status, balance, tuple(problems))
+
+
+def handlers(config: Config, app: App) -> list[tuple[HandlerState, str, list[Any]]]:
+    """The state of each handler, its entity type, and the first changes whose calls failed.
+
+    Raises Unavailable. Cost: that of :func:`handler_states`, and a connection for each that has
+    parked changes.
+    """
+    check_log_answers(config)
+    found, declared = list[tuple[HandlerState, str, list[Any]]](), app.handlers.values()
+    for state, handler in zip(handler_states(config, declared), declared, strict=True):
+        failed = list[Any]()
+        if state[3] or state[4]:
+            tables = HandlerTables(config, handler)
+            with tables.connected() as connection:
+                most = max(1, _FAILED_MAX // len(declared))
+                failed = tables.run(connection, "failed", most).fetchall()
+        found.append((state, handler.entity_type.name, failed))
+    return found
 
 
 def check_log_answers(config: Config) -> None:

@@ -156,6 +156,12 @@ class InvalidDerivation(InvalidView):
     _what = "derived topic"
 
 
+class InvalidHandler(InvalidView):
+    """A handler cannot be declared, or is not declared; the message has the reason."""
+
+    _what = "handler"
+
+
 class InvalidCapture(EverstateError):
     """A capture cannot be declared; the message names capture, table and reason."""
 

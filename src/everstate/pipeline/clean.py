@@ -92,18 +92,14 @@ class Cleaned(Protocol):
     counting: Any
     is_cut: bool
     """Whether the last batch was cut: its rest is published before more is read."""
+    is_in_order: bool
+    """Whether each topic is read to its end before the next one; parents' topics are first."""
+    read_to: dict[int, int]
+    """Next offset to be read, by number of the part."""
 
     @property
     def parts(self) -> Sequence[tuple[str, int]]:
         """Topic and partition of its raw log, by number."""
-
-    @property
-    def read_to(self) -> Mapping[int, int]:
-        """Next offset to be read, by number of the part."""
-
-    @property
-    def is_in_order(self) -> bool:
-        """Whether each topic is read to its end before the next one; parents' topics are first."""
 
     def slices(self, *, is_bare: bool = False) -> RawSlices:
         """The reader of its raw records; ``is_bare``: without rows, for :attr:`counting`."""
@@ -201,15 +197,13 @@ class Cleaner(Worker):
         self._offsets = Offsets(config)
         self._records_max = step_records
         self._records = min(step_records, _STEP_RECORDS_FIRST)
-        self._tasks: dict[bool, tuple[SliceTask, Any]] = {}
+        self._tasks: dict[bool, tuple[SliceTask, Any, Sequence[str]]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._job: _Job | None = None
         self._is_open = False
         self._has_more = False
         """Whether the raw log has more records than the last job was asked to read."""
         self._poll_s = _POLL_S
-        self.jobs = 0
-        """How many Spark jobs have run."""
 
     @property
     def name(self) -> str:
@@ -303,12 +297,8 @@ class Cleaner(Worker):
             there = {number: ends[place] for number, place in enumerate(parts)}
             for number, (topic, partition) in enumerate(parts):
                 # Detects a topic that was deleted and created again; the next open reads it.
-                check_ends(
-                    f"clean {self.name}",
-                    topic,
-                    {partition: read_to[number]},
-                    {partition: there[number]},
-                )
+                at, end = {partition: read_to[number]}, {partition: there[number]}
+                check_ends(f"clean {self.name}", topic, at, end)
             spans = self._spans(read_to, there, records or self._records)
             self._has_more = any(spans[n].end < there[n] for n in spans)
             if spans:
@@ -327,14 +317,11 @@ class Cleaner(Worker):
         if not self._cleaned.is_in_order:
             return fair_spans(read_to, there, records)
         spans: dict[int, Range] = {}
-        left = records
         for _, part in groupby(enumerate(self._cleaned.parts), key=lambda one: one[1][0]):
             ends = {number: there[number] for number, _ in part}
-            found = fair_spans({number: read_to[number] for number in ends}, ends, left)
-            spans.update(found)
-            left -= sum(len(span) for span in found.values())
-            if left <= 0:
-                break
+            left = records - sum(map(len, spans.values()))
+            if left > 0:
+                spans |= fair_spans({number: read_to[number] for number in ends}, ends, left)
         return spans
 
     def _count(self, wait_s: float) -> None:
@@ -358,7 +345,6 @@ class Cleaner(Worker):
 
     def _run_job(self, spans: Mapping[int, Range], is_bare: bool) -> pa.Table:
         """One Spark job over these ranges; returns columns in the order of each part."""
-        self.jobs += 1
         parts = self._cleaned.parts
         ranges: dict[str, dict[int, Range]] = {}
         for number, span in spans.items():
@@ -373,18 +359,14 @@ class Cleaner(Worker):
     def _task(self, is_bare: bool) -> tuple[SliceTask, Any, Sequence[str]]:
         if is_bare not in self._tasks:
             slices = self._cleaned.slices(is_bare=is_bare)
-            columns = (
-                *("topic", "partition", "offset", "unix_millis(timestamp) AS at_ms"),
-                *("key", "value"),
-                *(
-                    f"get(filter(headers, h -> h.key = '{name}'), 0).value AS h{number}"
-                    for number, name in enumerate(slices.header_names)
-                ),
-            )
+            columns = ["topic", "partition", "offset", "unix_millis(timestamp) AS at_ms"]
+            columns += ["key", "value"]
+            for number, name in enumerate(slices.header_names):
+                value = f"get(filter(headers, h -> h.key = '{name}'), 0).value"
+                columns.append(f"{value} AS h{number}")
             task = SliceTask.of(slices, self._cleaned.parts)
-            self._tasks[is_bare] = (task, (from_arrow_schema(slices.schema), columns))
-        task, (schema, columns) = self._tasks[is_bare]
-        return task, schema, columns
+            self._tasks[is_bare] = task, from_arrow_schema(slices.schema), columns
+        return self._tasks[is_bare]
 
     def _spark(self) -> SparkSession:
         if self._session is None:
@@ -399,8 +381,7 @@ class Cleaner(Worker):
 
 def _tell_stopped(capture: str, reason: str | None) -> None:
     """Set the metric with the reason why a capture cannot proceed; ``None``: it is cleaned."""
-    former = _stopped_by.pop(capture, None)
-    if former is not None:
+    if (former := _stopped_by.pop(capture, None)) is not None:
         STOPPED.remove(capture, former)
     if reason is not None:
         _stopped_by[capture] = reason
@@ -423,13 +404,12 @@ def cleaning_part(
         try:
             logger.info("cleaning %s", cleaner.name)
             cleaner.run(stop)
-        except Fenced as error:
-            _tell_stopped(cleaner.name, error.message)
-            stopped(error)
-            stop.wait()
         except EverstateError as error:
             _tell_stopped(cleaner.name, error.message)
-            raise
+            if not isinstance(error, Fenced):
+                raise
+            stopped(error)
+            stop.wait()
         finally:
             cleaner.close()
 

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 ROLES: Final = (
     *("relay", "pipeline", "publisher", "commands", "clean", "serve", "derive", "alerts"),
+    "handlers",
 )
 """Roles, in the order of their ports."""
 

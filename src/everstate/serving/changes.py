@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 from everstate.changes import Change, ChangeCodec
 from everstate.changes.codec import decode_wire
-from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_token
+from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_since
 from everstate.closing import Closing
 from everstate.config import Config
 from everstate.errors import CorruptRecord, InvalidChange, InvalidToken, UnknownEntity
@@ -26,7 +27,7 @@ from everstate.views.source import GENERATION, RecordSource, Run
 from everstate.views.trailing import Exceptions
 
 Since: TypeAlias = str
-"""A token, ``"beginning"`` or ``"now"``."""
+"""A token, ``"beginning"``, ``"now"``, or a time, see :func:`parse_since`."""
 BEGINNING: Final = "beginning"
 NOW: Final = "now"
 
@@ -116,7 +117,7 @@ class Changes(Closing):
         self._raw = raw
         self._notes = CoreNotes(config, entity)
         self._source = RecordSource(config, entity)
-        self._stopped = threading.Event()
+        self._stopped, self._pause_s = threading.Event(), _PAUSE_S_MIN
         self._has_begun = False
         with ExitStack() as unfinished:
             unfinished.callback(self._source.close)
@@ -156,24 +157,35 @@ class Changes(Closing):
         self._has_begun = True
         with closing(self._source):
             self._begin()
-            pause = _PAUSE_S_MIN
             while (unfinished := self._unfinished()) and not self._stopped.is_set():
-                is_waiting = any(self._runs.values())
-                room = [p for p in unfinished if _has_room(self._runs[p])]
-                for run in self._source.poll(0.0 if is_waiting else _IDLE_S, room):
-                    self._runs[run.partition].append(run)
-                has_come = False
-                for delivery in self._given() if self._raw else self._accepted():
-                    has_come = True
+                for delivery in self.read(_IDLE_S, unfinished):
                     yield delivery
                     if self._stopped.is_set():
                         return
-                if has_come or not is_waiting:
-                    pause = _PAUSE_S_MIN
-                else:
-                    # There are records that the core has not judged yet.
-                    self._stopped.wait(pause)
-                    pause = min(2 * pause, _PAUSE_S_MAX)
+
+    def seek(self, spots: Mapping[int, Spot]) -> None:
+        """Go on with these partitions at these spots, by :meth:`read`; errors as of iterating."""
+        self._source.close()
+        self._spots = {_of(partition): spot for partition, spot in spots.items()}
+        self._runs = {partition: deque() for partition in spots}
+        self._source.begin({p: spot.next_offset for p, spot in spots.items()}, {})
+
+    def read(self, wait_s: float, partitions: Iterable[int]) -> Iterator[Delivery]:
+        """The next deliveries, to be taken all; waits up to ``wait_s`` for a record."""
+        is_waiting = any(self._runs.values())
+        room = [p for p in partitions if has_room(_sizes(self._runs[p]))]
+        for run in self._source.poll(0.0 if is_waiting else wait_s, room):
+            self._runs[run.partition].append(run)
+        has_come = False
+        for delivery in self._given() if self._raw else self._accepted():
+            has_come = True
+            yield delivery
+        if has_come or not is_waiting:
+            self._pause_s = _PAUSE_S_MIN
+        else:
+            # There are records that the core has not judged yet.
+            self._stopped.wait(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
 
     def _begin(self) -> None:
         starts = {p: self._spots[_of(p)].next_offset for p in self._unfinished()}
@@ -241,8 +253,8 @@ class Changes(Closing):
         return Range(span.start, min(span.end, self._until[_of(partition)].covered_by))
 
     def _resolved(self, since: Since) -> dict[Partition, Spot]:
-        """The spots of a token, of the beginning, or of now."""
-        partitions = self._source.partitions
+        """The spots of a token, of a time, of the beginning, or of now."""
+        partitions, token = self._source.partitions, parse_since(since)
         if since == BEGINNING:
             return {_of(p): Spot(0) for p in partitions}
         if since == NOW and self._raw:
@@ -251,7 +263,10 @@ class Changes(Closing):
         core = None if self._raw else self._notes.position(self._source.mark)
         if core is not None and since == NOW:
             return dict(core.spots)
-        entity, token = self._stream.entity, parse_token(since)
+        if isinstance(token, datetime):
+            return {_of(p): Spot(at) for p, at in self._source.since(token).items()}
+        assert token is not None, "neither the beginning nor now"
+        entity = self._stream.entity
         position = token.positions.get(entity)
         if position is None:
             raise InvalidToken(
@@ -269,10 +284,13 @@ def _of(partition: int) -> Partition:
     return (GENERATION, partition)
 
 
-def _has_room(runs: Iterable[Run]) -> bool:
-    """Whether more records may be read beside those that wait."""
-    sizes = [len(record.value or b"") for run in runs for record in run.records]
+def has_room(sizes: Sequence[int]) -> bool:
+    """Whether more records of a partition may be read beside those of these sizes, which wait."""
     return len(sizes) < _WAITING_MAX and sum(sizes) < _WAITING_BYTES_MAX
+
+
+def _sizes(runs: Iterable[Run]) -> list[int]:
+    return [len(record.value or b"") for run in runs for record in run.records]
 
 
 def _taken(runs: deque[Run], end: int) -> list[Record]:

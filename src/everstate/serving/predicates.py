@@ -21,9 +21,8 @@ from everstate.changes import EntityType
 from everstate.changes.arrow import arrow_type
 from everstate.changes.fields import FieldTree, FieldType, tree_of
 from everstate.changes.quoting import unquoted
-from everstate.changes.written import written_value
+from everstate.changes.written import FORMS, written_value
 from everstate.errors import InvalidQuery
-from everstate.serving.moments import parse_moment
 from everstate.views.stores.postgres.tables import typed_field
 
 _CONDITION = re.compile(r"^\s*([\w.]+)\s*(<=|>=|!=|<|>|=)(\s*)(.*)$", re.DOTALL)
@@ -48,7 +47,7 @@ class Term:
     type: str | None = None
     """The type in SQL that it has, as far as it is known."""
     read_as: str = "text"
-    """The type as which a condition's text is read, see :func:`exact_value`."""
+    """The type as which a condition's text is read, see :func:`written_value`."""
     is_nullable: bool = True
     is_descending: bool = False
 
@@ -153,25 +152,12 @@ def read_value(text: str, name: str, cast: str, written: str) -> Any:
             advice=f"Write {name}={meant.strip()}, or {name}={json.dumps(meant)} with the blank.",
         )
     try:
-        return exact_value(cast, meant if cast == "text" else meant.strip())
+        return written_value(cast, meant if cast == "text" else meant.strip())
     except (ValueError, InvalidQuery) as cause:
         raise InvalidQuery(
-            f"condition {text!r}: {name} is {SAID[cast]}, and {written!r} is none.",
+            f"condition {text!r}: {name} is {FORMS[cast][0]}, and {written!r} is none.",
             advice=str(cause),
         ) from cause
-
-
-def exact_value(cast: str, text: str) -> Any:
-    """The value of a text in the type that it is compared as; blanks are part of the text.
-
-    For conditions, keys of rows and cursors. Raises ValueError or InvalidQuery, which say what can
-    be written.
-    """
-    if cast != "timestamptz":
-        return written_value(cast, text)
-    if text != text.strip():
-        raise ValueError("Write no blanks around a time.")
-    return parse_moment(text)
 
 
 def condition(text: str, find: FindTerm) -> Condition:
@@ -223,20 +209,7 @@ _READ_AS: Final[Mapping[FieldType | None, str]] = {
     "timestamp": "timestamptz",
     "text": "text",
 }
-"""How the text of a condition on a field is read, see :func:`exact_value`."""
+"""How the text of a condition on a field is read, see :func:`written_value`."""
 _BITS: Final = 63
 """A column of whole numbers has so many; a larger value is compared as a numeric."""
 _NUMBER: Final = "^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
-SAID: Final[Mapping[str, str]] = {
-    "whole": "a whole number",
-    "bigint": "a whole number",
-    "float8": "a float",
-    "numeric": "a decimal number",
-    "boolean": "true or false",
-    "date": "a date (2013-02-08)",
-    "timestamp": "a local time",
-    "timestamptz": "a time with its offset",
-    "uuid": "a UUID",
-    "text": "text",
-}
-"""The types that values are compared as in words, for messages."""

@@ -14,18 +14,11 @@ from everstate.views.kinds import HistoryPlan, LatestPlan, ViewPlan
 from everstate.views.project import Project, known_views
 
 _CASTS: Final[Mapping[str, str]] = {
-    "smallint": "bigint",
-    "integer": "bigint",
-    "bigint": "bigint",
-    "real": "float8",
-    "double precision": "float8",
-    "numeric": "numeric",
-    "boolean": "boolean",
-    "date": "date",
+    **{name: name for name in ("bigint", "numeric", "boolean", "date", "uuid", "text")},
+    **dict.fromkeys(("smallint", "integer"), "bigint"),
+    **dict.fromkeys(("real", "double precision"), "float8"),
     "timestamp without time zone": "timestamp",
     "timestamp with time zone": "timestamptz",
-    "uuid": "uuid",
-    "text": "text",
     "character varying": "text",
 }
 """PostgreSQL type of a column → the type that it is compared as."""

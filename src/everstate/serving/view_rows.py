@@ -15,6 +15,7 @@ from datetime import date, datetime
 from functools import partial
 from typing import Any, Final
 
+from everstate.changes.written import written_value
 from everstate.config import Config
 from everstate.errors import (
     ContradictoryQuery,
@@ -26,7 +27,7 @@ from everstate.errors import (
 )
 from everstate.postgres import Connection, identifier, literal
 from everstate.serving.places import check_here
-from everstate.serving.predicates import Term, condition, exact_value, order_term
+from everstate.serving.predicates import Term, condition, order_term
 from everstate.serving.snapshots import Standpoint, at_one_position
 from everstate.serving.statements import aware
 from everstate.serving.view_columns import (
@@ -240,7 +241,7 @@ class _Shown:
         conditions, values = [_ALL], []
         for column, written in zip(self._key, key, strict=True):
             try:
-                value = exact_value(column.cast or "", written)
+                value = written_value(column.cast or "", written)
             except (ValueError, InvalidQuery) as cause:
                 raise _no_row(self._view, key) from cause
             text, more = column.term.same(value)
@@ -370,7 +371,7 @@ def _no_cursor() -> ContradictoryQuery:
 def _place(cast: str, text: Any) -> Any:
     if not isinstance(text, str):
         raise TypeError("a cursor has texts")
-    return exact_value(cast, text)
+    return written_value(cast, text)
 
 
 def _written(value: Any) -> str | None:

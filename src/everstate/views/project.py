@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
 from everstate.declarations.commands import CommandGroup
+from everstate.declarations.handlers import Handler
 from everstate.declarations.processes import ProcessManager
 from everstate.declarations.source import Source
 
@@ -39,6 +40,10 @@ class Project(Protocol):
     @property
     def processes(self) -> Mapping[str, ProcessManager]:
         """Process managers by name."""
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Handlers by group and name."""
 
     @property
     def captures(self) -> Mapping[str, Capture]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 GENERATION: Final = 1
 _RECORDS_MAX: Final = 5_000
 _BEGIN_AGAIN: Final = "Begin again with a snapshot of a view, and continue from its token."
+_PLACE: Final = ("partition", "offset")
 _GAP_MAX: Final = 256
 """Reading so many records that nobody wants costs less than another request."""
 
@@ -85,6 +87,42 @@ class RecordSource:
             return {
                 partition: end for (_, partition), end in offsets.stable_ends([self.topic]).items()
             }
+
+    def since(self, moment: datetime) -> dict[int, int]:
+        """The offset in each partition of the first record that was written then or later.
+
+        The end if there is none. What the log no longer has is looked up in the archive, unless
+        neither has a record of the partition. It is 0, which raises DataLoss when it is read, where
+        records of that time may be lost. Cost: four requests, and two columns of the archived
+        records up to that one.
+        """
+        at_ms = int(moment.timestamp() * 1000)
+        with Offsets(self._config) as offsets:
+            found = offsets.at_time([self.topic], at_ms)
+            begins = offsets.beginnings([self.topic])
+            log_ends = offsets.stable_ends([self.topic])
+        starts = {partition: offset for (_, partition), offset in found.items()}
+        if expired := [p for p, at in starts.items() if 0 < at <= begins[self.topic, p]]:
+            from pyarrow import dataset
+
+            from everstate.archive.ordered import Where
+
+            ends, firsts = self._archive.position(), self._archive.begins(GENERATION)
+            time = pa.scalar(at_ms, pa.timestamp("ms", "UTC"))
+            where = Where(dataset.field("timestamp") >= time, ("timestamp",))
+            for p in expired:
+                end, place = min(ends.get(GENERATION, {}).get(p, 0), starts[p]), (self.topic, p)
+                first = firsts.get(p, 0)
+                if end <= first and begins[place] == log_ends[place]:
+                    continue  # nothing tells that a record is missing
+                starts[p], spans = end, {p: (0, end)}
+                for table in self._archive.records(GENERATION, spans, _PLACE, where) if end else ():
+                    if table.num_rows:
+                        starts[p] = table["offset"][0].as_py()
+                        break
+                if starts[p] <= first:
+                    starts[p] = 0  # what was before may be of that time, too
+        return starts
 
     def begin(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> None:
         """Begin to read some partitions at these offsets; up to ``ends``, where given.

@@ -15,18 +15,7 @@ import msgspec
 import pyarrow as pa
 from pydantic_core import to_jsonable_python
 from pyspark.sql import DataFrame
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    LongType,
-    MapType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructField, StructType
 
 from everstate.changes import EntityType
 from everstate.changes.equality import decimal_text, one_text
@@ -38,12 +27,13 @@ BEFORE, AFTER = "before", "after"
 _RAW: Final = "raw_value"
 _NULL: Final = msgspec.Raw(b"null")
 _EXACT_MAX: Final = 2**53
-_KINDS: Final[tuple[tuple[type[DataType], FieldType], ...]] = (
-    (DecimalType, "decimal"),
-    (DoubleType, "float"),
-    (TimestampType, "timestamp"),
-    (TimestampNTZType, "timestamp"),
-)
+_RULES: Final[Mapping[str, FieldType]] = {
+    "decimal": "decimal",
+    "double": "float",
+    "timestamp": "timestamp",
+    "timestamp_ntz": "timestamp",
+}
+"""Spark's types with values of several texts."""
 
 
 class _States(msgspec.Struct, rename="camel", gc=False):
@@ -170,8 +160,7 @@ def _place(kind: DataType) -> FieldTree:
     if isinstance(kind, (ArrayType, MapType)):
         inside = kind.elementType if isinstance(kind, ArrayType) else kind.valueType
         return FieldTree(element=_place(inside))
-    rule = next((known for types, known in _KINDS if isinstance(kind, types)), None)
-    return FieldTree(rule=rule)
+    return FieldTree(rule=_RULES.get(kind.typeName()))
 
 
 def with_digests(messages: DataFrame, digest: Digest) -> DataFrame:

@@ -46,14 +46,8 @@ SIDE: Final = pa.schema(
 )
 LOGGED: Final = SIDE.append(pa.field("offset", _LONG))
 SIDES: Final = (
-    "key",
-    "stored_version",
-    "stored_change_id",
-    "stored_hash",
-    "logged_version",
-    "logged_change_id",
-    "logged_hash",
-    "logged_state",
+    *("key", "stored_version", "stored_change_id", "stored_hash"),
+    *("logged_version", "logged_change_id", "logged_hash", "logged_state"),
 )
 DRIFTED: Final = Drifted._fields
 """Columns of the rows to be repaired."""

@@ -26,19 +26,8 @@ PlannedView = tuple[ViewPlan, KeptTable]
 """A view's plan, and the table of the version that it is for."""
 
 _KEPT = (
-    "partition",
-    "offset",
-    "key",
-    "version",
-    "id",
-    "kind",
-    "occurred_at",
-    "recorded_at",
-    "schema_version",
-    "reason",
-    "raw_value",
-    "raw_headers",
-    "misfits",
+    *("partition", "offset", "key", "version", "id", "kind", "occurred_at", "recorded_at"),
+    *("schema_version", "reason", "raw_value", "raw_headers", "misfits"),
 )
 
 

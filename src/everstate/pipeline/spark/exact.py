@@ -39,6 +39,8 @@ _PARTS: Final = r"^[+-]?([0-9]*)\.?([0-9]*)(?:[eE]([+-]?[0-9]+))?$"
 _DATE_ALONE: Final = r"^[\x00-\x20\x7F]*[^ T]+[\x00-\x20\x7F]*$"
 _FINER: Final = r"\.[0-9]{6}[0-9]*[1-9]"
 """Parts of a microsecond."""
+_TIME_ONLY: Final = r"^\s*[+-]?(?:T\d|\d{1,2}:)"
+"""A time without a date, which Spark reads as one of the day on which it reads it."""
 
 
 def is_doubtful(text: Column, entity_type: EntityType) -> Column | None:
@@ -130,7 +132,7 @@ def _exact(text: Column, kind: pa.DataType) -> Column | None:
     if pa.types.is_date(kind):
         return text.rlike(_DATE_ALONE)
     if pa.types.is_timestamp(kind):
-        return ~text.rlike(_FINER)
+        return ~text.rlike(_FINER) & ~text.rlike(_TIME_ONLY)
     return None
 
 

@@ -7,7 +7,7 @@ is read exactly (:mod:`everstate.pipeline.spark.exact`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from typing import Any, Final
@@ -31,9 +31,6 @@ from everstate.changes.moments import FIRST, LAST
 from everstate.pipeline.spark.exact import every_part, is_exact, numbers_as_texts, texts_schema
 
 CORRUPT: Final = "_everstate_unreadable"
-
-# A time without a date, which Spark reads as one of the day on which it reads it.
-TIME_ONLY: Final = r"\s*[+-]?(?:T\d|\d{1,2}:)"
 
 # JSON as the codec reads it: Spark's defaults are more lenient with quotes and numbers.
 STRICT: Final = {
@@ -77,48 +74,31 @@ def fitted_state(
     The names are in an array that also has nulls. ``message``: the JSON text of which the state is
     a member, ``side``. ``is_complete``: whether a required field that is missing does not fit.
     """
-    fields, types = tuple(entity_type.arrow_schema), state_schema(entity_type)
-    parts = _Parts(
-        F.get_json_object(message, f"$.{side}"),
-        state,
-        texts_read(message, side, entity_type),
-        is_complete,
-    )
-    return F.when(state.isNotNull(), _fitted_fields(parts, fields, types, ""))
-
-
-def texts_read(message: Column, side: str, entity_type: EntityType) -> Column | None:
-    """What :func:`is_exact` looks at in a state; ``None``: the type has no such fields."""
-    schema = texts_schema(pa.struct(list(entity_type.arrow_schema)))
-    if schema is None:
-        return None
-    return F.from_json(numbers_as_texts(message), struct((side, schema)), STRICT)[side]
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """An object of a state: its JSON, what Spark read, and its values as text."""
-
-    json: Column
-    state: Column
-    texts: Column | None
-    is_complete: Column
+    kind = pa.struct(list(entity_type.arrow_schema))
+    given = {"json": F.get_json_object(message, f"$.{side}")}
+    given |= {"state": state, "complete": is_complete}
+    if (schema := texts_schema(kind)) is not None:
+        read = F.from_json(numbers_as_texts(message), struct((side, schema)), STRICT)
+        given["texts"] = read[side]
+    fitted = _fitted_fields(given, kind, state_schema(entity_type), "")
+    return F.when(state.isNotNull(), fitted)
 
 
 def _fitted_fields(
-    given: _Parts, fields: tuple[pa.Field[Any], ...], types: StructType, path: str
+    given: Mapping[str, Column], kind: pa.DataType, types: StructType, path: str
 ) -> Column:
+    """``given``: an object's JSON, what Spark read, whether it is complete, and its `texts`.
+
+    Those are what :func:`is_exact` looks at; a type without such parts has none.
+    """
     # In a lambda, so that the names in the text are found once for all fields.
-    present = fields_present(given.json, [field.name for field in fields])
-    parts = [given.json.alias("json"), given.state.alias("state"), present.alias("present")]
-    parts.append(given.is_complete.alias("complete"))
-    if given.texts is not None:
-        parts.append(given.texts.alias("texts"))
+    present = fields_present(given["json"], [field.name for field in kind])
+    parts = [column.alias(name) for name, column in (*given.items(), ("present", present))]
 
     def fitted(bound: Column) -> Column:
         values, misfits = [], []
-        for field, kind in zip(fields, types, strict=True):
-            value, names = _fitted_field(bound, field, kind.dataType, path)
+        for field, read in zip(kind, types, strict=True):
+            value, names = _fitted_field(bound, field, read.dataType, path)
             values.append(value.alias(field.name))
             misfits.append(names)
         return F.struct(F.struct(*values).alias("state"), F.concat(*misfits).alias("misfits"))
@@ -137,10 +117,10 @@ def _fitted_field(
     if not field.nullable:
         wrong.append(is_absent & bound["complete"])
     if isinstance(kind, StructType):
-        texts = None if texts_schema(field.type) is None else bound["texts"][field.name]
-        parts = _Parts(json, column, texts, bound["complete"])
-        inner = _fitted_fields(parts, tuple(field.type), kind, f"{where}.")
-        inner = F.when(column.isNotNull(), inner)
+        given = {"json": json, "state": column, "complete": bound["complete"]}
+        if texts_schema(field.type) is not None:
+            given["texts"] = bound["texts"][field.name]
+        inner = F.when(column.isNotNull(), _fitted_fields(given, field.type, kind, f"{where}."))
         name = F.when(_any(wrong), where)
         of_parts = F.coalesce(inner["misfits"], F.array().cast(ArrayType(StringType())))
         return inner["state"], F.concat(F.array(name), of_parts)
@@ -152,9 +132,6 @@ def _fitted_field(
         whole = struct(("a", kind), (CORRUPT, StringType()))
         again = F.from_json(F.concat(F.lit('{"a":'), json, F.lit("}")), whole, JSON_OPTIONS)
         wrong.append(again[CORRUPT].isNotNull())
-    if has_times(field.type):
-        plain = pa.types.is_timestamp(field.type)
-        wrong.append(json.rlike(f"^{TIME_ONLY}" if plain else f'"{TIME_ONLY}'))
     is_wrong = _any(wrong)
     return F.when(~is_wrong, column), F.array(F.when(is_wrong, where))
 
@@ -181,15 +158,6 @@ def _holds(value: Column, kind: pa.DataType) -> Column | None:
         zoned = "timestamp" if kind.tz else "timestamp_ntz"
         return value.between(F.expr(f"{zoned}'{FIRST}'"), F.expr(f"{zoned}'{LAST}'"))
     return None
-
-
-def has_times(kind: pa.DataType) -> bool:
-    """Whether a type has times in it."""
-    if pa.types.is_struct(kind):
-        return any(has_times(field.type) for field in kind)
-    if pa.types.is_list(kind) or pa.types.is_map(kind):
-        return has_times(kind.value_type if pa.types.is_list(kind) else kind.item_type)
-    return bool(pa.types.is_timestamp(kind))
 
 
 def fields_present(json: Column, names: list[str]) -> Column:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import Counter
@@ -103,17 +104,15 @@ class Asker:
         if held is None or not held.waits_for_state:
             self._wishes.pop(entity, None)
             return
-        if self._ask is None:
-            if not self._has_warned:
-                logger.warning(
-                    "capture %s: rows of %s wait for a snapshot of their key, and its database is "
-                    "not ours to signal: have its connector read them again (`everstate cdc held "
-                    "%s` lists them)",
-                    *(self._name, held.table, self._name),
-                )
+        if self._ask is None and not self._has_warned:
             self._has_warned = True
-            return
-        if entity not in self._wishes:
+            logger.warning(
+                "capture %s: rows of %s wait for a snapshot of their key, and its database is not "
+                "ours to signal: have its connector read them again (`everstate cdc held %s` lists "
+                "them)",
+                *(self._name, held.table, self._name),
+            )
+        elif self._ask is not None and entity not in self._wishes:
             columns = dict(held.columns or held.rows[0].columns)
             self._wishes[entity] = _Wish(held.table, columns, self._clock())
 
@@ -148,10 +147,8 @@ class Asker:
         found: dict[str, list[_Wish]] = {}
         for wish in list(self._wishes.values()):  # a copy: cleaning changes the list meanwhile
             if wish.due_s <= now_s:
-                listed = found.setdefault(wish.table, [])
-                if len(listed) < KEYS_MAX:
-                    listed.append(wish)
-        return found
+                found.setdefault(wish.table, []).append(wish)
+        return {table: wishes[:KEYS_MAX] for table, wishes in found.items()}
 
     def _note_asked(self, table: str, wishes: Sequence[_Wish], signalled: Signalled) -> int:
         now_s = self._clock()
@@ -186,7 +183,5 @@ def asker_of(config: Config, capture: Capture) -> Asker:
 
     Without a ``dsn``, or for a kind that we cannot signal, the asker only logs a warning.
     """
-    if not can_ask(capture):
-        return Asker(capture.name, None)
-    capturing = Capturing(config, capture, local=False)
-    return Asker(capture.name, lambda table, keys: signal_keys(capturing, table, keys))
+    ask = partial(signal_keys, Capturing(config, capture, local=False))
+    return Asker(capture.name, ask if can_ask(capture) else None)

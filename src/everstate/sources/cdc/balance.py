@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
+from prometheus_client import Counter as Metric
+from prometheus_client import Gauge
 
 from everstate.changes.keys import EntityKey
 from everstate.config import Config
@@ -20,7 +23,27 @@ from everstate.log.publisher import read_progress
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.composing import RawPlace, RefusedRecord
 from everstate.sources.cdc.holding import HeldEntity
+from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.stream import StreamStanding
+
+logger = logging.getLogger("everstate.sources.cdc")
+
+ROWS = Metric(
+    "everstate_clean_rows",
+    "Rows since the capture was cleaned first: read, deletes added, and what became of them",
+    ["capture", "table", "outcome"],
+)
+HELD_ROWS = Gauge("everstate_clean_held_rows", "Rows that wait", ["capture", "table"])
+VANISHED_ROWS = Gauge(
+    "everstate_clean_vanished_rows", "Rows that were read and became nothing", ["capture", "table"]
+)
+COVERAGE = Gauge(
+    "everstate_clean_provenance_percent",
+    "Percentage of changes whose writer the source names",
+    ["capture"],
+)
+_shown: Counter[tuple[str, str, str]] = Counter()
+"""Counts that this process has added to the metrics, by capture, table and outcome."""
 
 RowOutcome = Literal["published", "skipped", "dead"]
 PUBLISHED: Final[RowOutcome] = "published"
@@ -126,6 +149,11 @@ class NumberedBatch:
         self.refused.append(RefusedRecord(entity, reason, place, raw))
         self.outcomes[table, DEAD] += 1
 
+    def refuse_row(self, row: CleanRow, entity: str, reason: str) -> None:
+        """Record a row that no change is made of; its bytes are read again."""
+        assert row.at is not None
+        self.refuse(row.table, entity, reason, RawPlace(*row.at))
+
 
 def publisher_name(capture: str) -> str:
     """Name of the publisher that cleans a capture."""
@@ -207,12 +235,18 @@ def read_balance(config: Config, capture: Capture) -> Balance:
 
 def clean_positions(config: Config, capture: Capture) -> list[ReaderPosition]:
     """How far a capture was cleaned, by raw partition; raises Unavailable."""
-    note, names = note_of(config, capture), TopicNames(config.log.prefix)
-    found = []
-    for name, at in ({} if note is None else note.at).items():
-        topic = names.raw(capture.name, name) if name else names.raw_prefix(capture.name)
-        found += [ReaderPosition(f"clean {capture.name}", topic, *place) for place in at.items()]
-    return found
+    note, reader = note_of(config, capture), f"clean {capture.name}"
+    listed = {} if note is None else _positions(config, capture, note)
+    return [ReaderPosition(reader, topic, *at) for topic, all_of in listed.items() for at in all_of]
+
+
+def _positions(config: Config, capture: Capture, note: CaptureNote) -> dict[str, list[Any]]:
+    """Raw topic → number and position of its partitions."""
+    names, source = TopicNames(config.log.prefix), capture.name
+    return {
+        names.raw(source, name) if name else names.raw_prefix(source): list(at.items())
+        for name, at in note.at.items()
+    }
 
 
 def note_of(config: Config, capture: Capture) -> CaptureNote | None:
@@ -225,13 +259,30 @@ def note_of(config: Config, capture: Capture) -> CaptureNote | None:
 
 def _unread(config: Config, capture: Capture, note: CaptureNote) -> int | None:
     """Number of raw records after the position; ``None``: there is no raw topic."""
-    names = TopicNames(config.log.prefix)
     found = None
     with Offsets(config) as offsets:
-        for name, at in note.at.items():
-            topic = names.raw(capture.name, name) if name else names.raw_prefix(capture.name)
+        for topic, at in _positions(config, capture, note).items():
             with suppress(LogError):
                 ends = offsets.stable_ends([topic])
-                behind = (end - at.get(part, 0) for (_, part), end in ends.items())
+                behind = (end - dict(at).get(part, 0) for (_, part), end in ends.items())
                 found = (found or 0) + sum(max(0, count) for count in behind)
     return found
+
+
+def show_balance(capture: str, rows: Mapping[str, RowCounts]) -> None:
+    """Set the counts of a capture's rows in the metrics as the log has them, over all restarts."""
+    for table, one in rows.items():
+        counts = {"read": one.read, "added": one.added, PUBLISHED: one.published}
+        for outcome, count in {**counts, SKIPPED: one.skipped, DEAD: one.dead}.items():
+            more = count - _shown[capture, table, outcome]
+            if more > 0:
+                ROWS.labels(capture, table, outcome).inc(more)
+                _shown[capture, table, outcome] = count
+        HELD_ROWS.labels(capture, table).set(one.held)
+        VANISHED_ROWS.labels(capture, table).set(one.vanished)
+        if one.vanished != _shown[capture, table, "vanished"]:
+            _shown[capture, table, "vanished"] = one.vanished
+            logger.error(
+                "capture %s: %d rows of %s were read and became nothing",
+                *(capture, one.vanished, table),
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -14,7 +14,6 @@ from uuid_utils.compat import uuid7
 from everstate.errors import (
     CaptureFailed,
     EverstateError,
-    InvalidCapture,
     InvalidConfig,
     SourceReplaced,
     TableMisread,
@@ -35,6 +34,7 @@ from everstate.sources.cdc.database import (
     CapturedDatabase,
     ConnectorStanding,
     Finding,
+    FindingOutcome,
     SetupStep,
     signal_snapshot,
 )
@@ -43,12 +43,7 @@ from everstate.sources.cdc.halted import has_failed_reading, tables_to_read
 from everstate.sources.cdc.inexact import check_values
 from everstate.sources.cdc.mariadb import MariaDatabase
 from everstate.sources.cdc.mariadb_unseen import look_at
-from everstate.sources.cdc.notifications import (
-    first_of,
-    notifications,
-    unread_of,
-)
-from everstate.sources.cdc.postgres import PostgresDatabase
+from everstate.sources.cdc.notifications import first_of, notifications, unread_of
 from everstate.sources.cdc.reading import SourceIdentity
 from everstate.sources.cdc.refusing import (
     name_findings,
@@ -139,10 +134,15 @@ class Capturing(CaptureConnector):
                 steps.append(SetupStep(what, "made"))
         # Warnings with SQL that repairs them are shown by the doctor only.
         warned = tuple(each for each in findings if each.outcome == "warn" and not each.sql)
+        left_out = tuple(not_left_out(self.capture.settings, peculiar))
         names = self.names
         return Added(
-            *(self.capture.name, names.connector, tuple(steps), names.raw_log, warned),
-            left_out=tuple(not_left_out(self.capture.settings, peculiar)),
+            capture=self.capture.name,
+            connector=names.connector,
+            steps=tuple(steps),
+            topic=names.raw_log,
+            warnings=warned,
+            left_out=left_out,
         )
 
     def begin_epoch(self, *, wait_s: float = 60.0, may_delete: int = 0) -> Added:
@@ -156,8 +156,8 @@ class Capturing(CaptureConnector):
             refuse_failed(self.capture, self._table_findings(database))
             steps = database.prepare()
             # That the publication is new does not matter: so will be the slot.
-            new = f"publication {self.names.identifier}"
-            refuse_failed(self.capture, (f for f in database.check() if f.name != new))
+            new = {f"{what} {self.names.identifier}" for what in ("publication", "slot")}
+            refuse_failed(self.capture, (f for f in database.check() if f.name not in new))
             found = self._found()
             if found is not None:
                 # It keeps the number of its epoch, so that a killed attempt can be repeated.
@@ -183,15 +183,15 @@ class Capturing(CaptureConnector):
         self.add(wait_s=0.0)
         return True
 
-    def check_source(self, *, renew: bool = False) -> None:
+    def check_source(self, *, renew: bool = False) -> bool:
         """Raise SourceReplaced when the database is not the one that was read before.
 
         ``renew``: write the next mark into a database that is read (:mod:`replaced`), and leave out
-        a table that is misread. Nothing is compared while there is no connector.
+        a table that is misread. ``False``: nothing was compared, since there is no connector.
         """
         settings = self._found() if self.has_connect else None
         if settings is None:
-            return
+            return False
         position = self._connect.offset(self.names.connector)
         with self.database() as database:
             try:
@@ -199,12 +199,13 @@ class Capturing(CaptureConnector):
             except TableMisread as error:
                 if not renew or not self.leave_out(error.table, str(error)):
                     raise
-                return
+                return True
             if renew and position and found.known.epoch >= epoch_of(settings):
                 passed = found.known.passed
                 look = partial(look_at, self.capture, database, position, passed=passed)
                 seen = self._columns.changed
                 watch_tables(self._config, self.capture, self.entities, database, found, seen, look)
+        return True
 
     def _checked(
         self, database: CapturedDatabase, position: Mapping[str, Any], settings: Mapping[str, str]
@@ -236,7 +237,8 @@ class Capturing(CaptureConnector):
         """Query Kafka Connect and the database; what does not answer is reported as unknown."""
         offset: dict[str, Any] = {}
         try:
-            state, task, reason = self._states()
+            status = self._connect.status(self.names.connector)
+            state, task, reason = states_of(status, self.capture.name)
             offset = self._connect.offset(self.names.connector)
         except NoSuchConnector:
             advice = f"`everstate cdc add {self.capture.name}` makes its connector"
@@ -284,7 +286,8 @@ class Capturing(CaptureConnector):
         if is_reachable:
             settings = self._connect.config(self.names.connector)
         findings = [*self._names_and_shapes(database, settings), *database.check()]
-        failed = [each for each in findings if each.outcome == "fail"]
+        slot = f"slot {self.names.identifier}"  # `reason` says what is wrong with it.
+        failed = [each for each in findings if each.outcome == "fail" and each.name != slot]
         replaced: list[str] = []
         try:
             known = self._checked(database, position, settings).known
@@ -310,8 +313,7 @@ class Capturing(CaptureConnector):
         """Check everything that the connector needs of the database."""
         try:
             with self.database() as database:
-                shaped = self._declared_findings(database)
-                found = [*database.check(), *shaped, *database.check_slot()]
+                found = [*database.check(), *self._declared_findings(database)]
             found += self._source_findings()
         except (Unavailable, CaptureFailed) as error:
             found = [Finding("connection", "fail", error.message, advice=error.advice)]
@@ -325,13 +327,11 @@ class Capturing(CaptureConnector):
     def _source_findings(self) -> list[Finding]:
         """Whether the database is the one that was read before, if its connector is reachable."""
         try:
-            if self.has_connect and self._found() is not None:
-                self.check_source()
+            if self.check_source():
                 return [Finding("source", "ok", "the database that was read before")]
-        except SourceReplaced as error:
-            return [Finding("source", "fail", error.message, advice=error.advice)]
         except EverstateError as error:
-            return [Finding("source", "warn", error.message, advice=error.advice)]
+            outcome: FindingOutcome = "fail" if isinstance(error, SourceReplaced) else "warn"
+            return [Finding("source", outcome, error.message, advice=error.advice)]
         return []
 
     def resume(self, wait_s: float = 60.0) -> None:
@@ -385,10 +385,7 @@ class Capturing(CaptureConnector):
         steps = [self._delete_connector(forget=drop)]
         forget_password(self._config, self.capture.name)
         with self.database() as database:
-            if drop:
-                steps += database.remove()
-            else:
-                steps += database.release()
+            steps += database.remove() if drop else database.release()
         doomed = [self.names.schema_history] if drop else []
         if topics:
             doomed += [self.names.raw_log, self.names.notifications]
@@ -401,19 +398,8 @@ class Capturing(CaptureConnector):
     def database(self) -> Iterator[CapturedDatabase]:
         """A connection to the captured database, as the connector's user."""
         dsn = self._dsn()
-        opened: CapturedDatabase
-        if self.capture.kind == "postgresql":
-            opened = PostgresDatabase(self.capture, self.names, dsn)
-        elif self.capture.kind == "mariadb":
-            opened = MariaDatabase(self.capture, self.names, dsn)
-        else:
-            reason = f"no connector for {self.capture.kind} is at hand"
-            advice = "Run one of your own and declare the capture without dsn."
-            raise InvalidCapture(self.capture.name, reason, advice=advice)
-        try:
+        with closing(self._database(self.capture, self.names, dsn)) as opened:
             yield opened
-        finally:
-            opened.close()
 
     def require_running(self, wait_s: float = 20.0) -> None:
         """Raise CaptureFailed unless the connector runs and is connected.
@@ -446,11 +432,8 @@ class Capturing(CaptureConnector):
         self, database: CapturedDatabase, settings: Mapping[str, str]
     ) -> list[Finding]:
         """What is wrong with names, columns and keys, for a connector with these settings."""
-        shapes = database.shapes(settings)
-        return [
-            *name_findings(self.capture),
-            *shape_findings(self.capture, self.entities, shapes, settings),
-        ]
+        shaped = shape_findings(self.capture, self.entities, database.shapes(settings), settings)
+        return [*name_findings(self.capture), *shaped]
 
     def _make(
         self,
@@ -468,8 +451,7 @@ class Capturing(CaptureConnector):
         is stored. Before the connector reads, the raw log gets the identity of its database.
         """
         connector, settings = self.names.connector, self._settings(database, snapshot, peculiar)
-        found = self._found()
-        known = known_standing(self._config, self.capture)
+        found, known = self._found(), known_standing(self._config, self.capture)
         is_new = found is None or found.get(EPOCH) == _UNBEGUN or after is not None
         was_read = bool(known.identity or known.place) or after is not None
         if found is None and was_read:
@@ -547,16 +529,15 @@ class Capturing(CaptureConnector):
         deadline, was_restarted = time.monotonic() + wait_s, False
         while True:
             state, task, reason = self._connector_states()
-            if "FAILED" in (state, task) and not was_restarted:
+            if "FAILED" in (state, task):
+                if was_restarted:
+                    raise CaptureFailed(
+                        f"capture {self.capture.name}: the connector failed: {self._safe(reason)}",
+                        advice=f"`everstate cdc doctor {self.capture.name}` looks for the cause.",
+                    )
                 # A task that begins while its former one ends fails by chance, and once.
                 self._connect.restart(self.names.connector)
                 was_restarted = True
-            elif "FAILED" in (state, task):
-                advice = f"`everstate cdc doctor {self.capture.name}` looks for the cause."
-                raise CaptureFailed(
-                    f"capture {self.capture.name}: the connector failed: {self._safe(reason)}",
-                    advice=advice,
-                )
             if state in ("PAUSED", "STOPPED"):
                 return
             if task == "RUNNING":

@@ -31,6 +31,7 @@ from everstate.log.state_copy import StateCopy
 from everstate.log.topics import Topics
 from everstate.sources.cdc.asking import Asker, asker_of
 from everstate.sources.cdc.balance import (
+    COVERAGE,
     CaptureNote,
     Cut,
     NumberedBatch,
@@ -40,8 +41,9 @@ from everstate.sources.cdc.balance import (
     encode_note,
     held_rows,
     publisher_name,
+    show_balance,
 )
-from everstate.sources.cdc.columns import SOURCE, STOPPED, Rows, Slices
+from everstate.sources.cdc.columns import SOURCE, STOPPED, Block, Rows, Slices
 from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
 from everstate.sources.cdc.gone import AbsentRows, FirstSnapshots, read_absent, too_many
 from everstate.sources.cdc.holding import HELD, HeldEntity, doubt_all, held_key
@@ -49,9 +51,8 @@ from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of
 from everstate.sources.cdc.restoring import Restoring
-from everstate.sources.cdc.showing import COVERAGE, show_balance
 from everstate.sources.cdc.states import States, held_name, held_rows_of, older_rows_of
-from everstate.sources.cdc.stream import EndedSnapshot, Open, Stream, StreamStanding
+from everstate.sources.cdc.stream import EndedSnapshot, Stream, StreamStanding
 from everstate.views.project import Project
 
 logger = logging.getLogger("everstate.sources.cdc")
@@ -101,6 +102,8 @@ class Cleaning:
         self._kind = kind_of(config, capture, entities)
         self.reader = self._kind.reader
         self._config, self._capture, self._clock = config, capture, clock
+        tables = capture.tables.values()
+        self.is_in_order = capture.parents_first or any(table.translations for table in tables)
         self._topics = Topics(config)
         self._held_topic = self._topics.names.capture(self.name, HELD)
         self._held_bytes_max = record_bytes_max(config)
@@ -127,12 +130,11 @@ class Cleaning:
         """The snapshot whose comparison was cut."""
         self._kept: dict[str, str] = {}
         """Table → why the entities that it lacks stay."""
-        self._read_rows = 0
         self._news_s = 0.0
         """When the open transaction got its last row."""
         self.counting: Stream | None = None
         """A count of a large transaction that must be completed before more is read."""
-        self._released: Open | None = None
+        self._released: Block | None = None
         """The transaction whose rows were released before its END, until they are published."""
         self.is_cut = False
         """Whether the last batch was cut: the next steps publish its rest, before more is read."""
@@ -198,17 +200,6 @@ class Cleaning:
         """Topic and partition of the raw log, by number; tables that others refer to come first."""
         return self._parts.places
 
-    @property
-    def is_in_order(self) -> bool:
-        """Whether rows may wait for rows of other tables, which should be read before them."""
-        tables = self._capture.tables.values()
-        return self._capture.parents_first or any(table.translations for table in tables)
-
-    @property
-    def waiting(self) -> int:
-        """Rows that were read and are not published, those of open transactions included."""
-        return len(self._rows) + (0 if self._stream is None else len(self._stream.rows))
-
     def slices(self, *, is_bare: bool = False) -> Slices:
         """The reader of raw records into columns; ``is_bare``: only keys and places, no states."""
         reader = replace(self.reader, is_bare=True) if is_bare else self.reader
@@ -232,7 +223,6 @@ class Cleaning:
         ends = {part: span.end for part, span in spans.items()}
         rows = _unstopped(Rows.of(columns), ends)
         self.read_to.update(ends)
-        self._read_rows += len(rows)
         stream = self._stream
         if stream is None:
             rows.index, rows.block = [None] * len(rows), [None] * len(rows)
@@ -274,13 +264,15 @@ class Cleaning:
         started = time.perf_counter()
         now_s, copy = self._clock(), self._copy
         assert copy is not None, "open() comes first"
-        if not self.is_cut:
-            self._release_late(now_s, has_read_all=has_read_all)
+        if has_read_all and not self.is_cut:
+            self._release_late(now_s)
         if now_s >= self._prove_at:
             # Read before the transaction: if it commits, no other writer wrote before these ends.
             copy.ask(self._restoring.ends(self._offsets))
             self._prove_at = now_s + _PROVE_EVERY_S
-        states, compared = States(copy), self._ended()
+        states, stream = States(copy), self._stream
+        # A snapshot is compared when all rows before its end are published.
+        compared = None if stream is None or stream.ready or len(self._rows) else stream.ended
         self._kind.records.begin(now_s)
         if compared is not None:
             rows, cut = Rows.none(), None
@@ -294,8 +286,8 @@ class Cleaning:
             batch, rows = self._number(rows, states, now_s, has_read_all=has_read_all)
         note = self._next_note(batch, rows, batch.cut or cut)
         if note == self._note:
-            if has_read_all and self._stream is not None:
-                self._stream.raise_replaced()
+            if has_read_all and stream is not None:
+                stream.raise_replaced()
             return None
         records = self._kind.records.records()
         batch.held_changed |= self._in_doubt
@@ -318,15 +310,9 @@ class Cleaning:
         copy.settle({**states.rows(), **more}, batch=self._batch)
         self._in_doubt.clear()
         self.is_cut = batch.cut is not None
-        if compared is not None and not self.is_cut:
-            assert self._stream is not None
-            self._stream.resume()
+        if compared is not None and stream is not None and not self.is_cut:
+            stream.resume()
         return self._report(batch, len(rows), time.perf_counter() - started)
-
-    def _ended(self) -> EndedSnapshot | None:
-        """A snapshot to compare now: all rows before its end are published."""
-        stream = self._stream
-        return None if stream is None or stream.ready or len(self._rows) else stream.ended
 
     def _take(self) -> Rows:
         """The rows of the next batch."""
@@ -353,7 +339,7 @@ class Cleaning:
             done = rows.split(len(rows) - batch.left)
             self._rows, rows = rows, done
         self._overlaps.close(rows, places)
-        if stream is not None and stream.passed and batch.cut is None:
+        if stream is not None and batch.cut is None:
             names = list(self._capture.tables)
             for table, count in stream.passed.items():
                 batch.read[names[table]] += count
@@ -369,7 +355,7 @@ class Cleaning:
         assert self._stream is not None
         if self._absent is None:
             place = RawPlace(*self._parts.places[0], ended.end - 1)
-            with Consumer(self._config, client_id=f"everstate-clean-{self.name}") as consumer:
+            with self._consumer() as consumer:
                 self._absent = read_absent(self.reader, consumer, ended, place)
             self._kept = too_many(
                 *(self.name, self._absent, states, self._held),
@@ -387,12 +373,10 @@ class Cleaning:
         )
         return batch
 
-    def _release_late(self, now_s: float, *, has_read_all: bool) -> None:
+    def _release_late(self, now_s: float) -> None:
         """Release an open transaction without a block after ``transaction_wait_s`` without rows."""
         stream, wait_s = self._stream, self._capture.transaction_wait_s
-        if stream is None or not stream.is_waiting or not has_read_all:
-            return
-        if now_s - self._news_s > wait_s:
+        if stream is not None and stream.is_waiting and now_s - self._news_s > wait_s:
             logger.warning(
                 "capture %s: a transaction goes on without its block: its end was not written "
                 "within %.0f s after its last row",
@@ -412,19 +396,17 @@ class Cleaning:
             if self._released is not None:
                 before = msgspec.structs.replace(before, open=self._released)
             return CaptureNote(self._note.at, self._note.topics, self._counts(batch), before, cut)
-        at = {name: dict(places) for name, places in self._note.at.items()}
-        for number, (_, partition) in enumerate(self._parts.places):
-            at.setdefault(self._parts.names[number], {})[partition] = self.read_to[number]
-        standing = self._note.stream
+        read_to, standing = dict(self.read_to), self._note.stream
         if self._stream is None:
             left = zip(self._rows.part, self._rows.offset, strict=True)
-            for part, offset in reversed(list(left)):
-                at[self._parts.names[part]][self._parts.places[part][1]] = offset
+            read_to |= dict(reversed(list(left)))
         else:
-            first = self._stream.first_offset
+            first, standing = self._stream.first_offset, self._stream.standing()
             if first is not None:
-                at[""] = {0: first}
-            standing = self._stream.standing()
+                read_to[0] = first
+        at = {name: dict(places) for name, places in self._note.at.items()}
+        for number, (_, partition) in enumerate(self._parts.places):
+            at.setdefault(self._parts.names[number], {})[partition] = read_to[number]
         return CaptureNote(at, self._note.topics, self._counts(batch), standing, cut)
 
     def _counts(self, batch: NumberedBatch) -> dict[str, RowCounts]:
@@ -447,11 +429,13 @@ class Cleaning:
                 held.is_unsure = True
                 reason = f"the rows that wait with it have more than {self._held_bytes_max:,} bytes"
                 for row in given_up:
-                    assert row.at is not None
-                    batch.refuse(row.table, entity[0], reason, RawPlace(*row.at))
+                    batch.refuse_row(row, entity[0], reason)
                 value = held.encode()
             found[entity] = value
         return found
+
+    def _consumer(self) -> Consumer:
+        return Consumer(self._config, client_id=f"everstate-clean-{self.name}")
 
     def _dead_letters(self, refused: Sequence[RefusedRecord]) -> list[OutRecord]:
         """Dead letters with the bytes of the raw records.
@@ -465,7 +449,7 @@ class Cleaning:
                 wanted.setdefault(one.place[:2], set()).add(one.place.offset)
         raw: dict[RawPlace, tuple[bytes | None, bytes | None]] = {}
         if wanted:
-            with Consumer(self._config, client_id=f"everstate-clean-{self.name}") as consumer:
+            with self._consumer() as consumer:
                 for place, offsets in wanted.items():
                     with suppress(DataLoss):
                         for record in consumer.read(*place, min(offsets), max(offsets) + 1):
@@ -499,20 +483,17 @@ class Cleaning:
         """Begin at the stored position; a topic that was made anew is read from its start (C8)."""
         note = self._note
         self._parts = parts_of(self._capture, self._topics, self._offsets, note.at)
-        found = self._topics.identities(sorted({topic for topic, _ in self._parts.places}))
         names = {topic: name for (topic, _), name in zip(*self._parts, strict=True)}
-        identities = {
-            names[topic]: f"{one.cluster_id}/{one.topic_id}" for topic, one in found.items()
-        }
+        found = self._topics.identities(sorted(names)).items()
+        identities = {names[topic]: f"{one.cluster_id}/{one.topic_id}" for topic, one in found}
         starts = self._offsets.beginnings(names)
         self.read_to, lost = {}, set[str]()
         for number, (topic, partition) in enumerate(self._parts.places):
             name = self._parts.names[number]
-            at = note.at.get(name, {}).get(partition)
+            at, start = note.at.get(name, {}).get(partition), starts[topic, partition]
             if note.topics.get(name, identities[name]) != identities[name]:
                 logger.warning("capture %s: %s was made anew; it is read whole", self.name, topic)
                 at = note.cut = None
-            start = starts[topic, partition]
             if at is not None and at < start:
                 at = self._lost(topic, partition, at, start)
                 lost |= {self._capture.by_topic()[name]} if name else set(self._capture.tables)
@@ -523,7 +504,7 @@ class Cleaning:
         self._absent, self._released, self.is_cut = None, None, False
         standing = note.stream or StreamStanding()
         has_states = next(copy.scan(b"s"), None) is not None
-        is_trusted = not has_states or note.stream is not None
+        is_trusted = self._capture.is_ours and (not has_states or note.stream is not None)
         if self._capture.epoch > standing.epoch:
             # The declaration has a higher epoch: the positions of the database start over.
             standing = StreamStanding(epoch=self._capture.epoch)
@@ -532,7 +513,6 @@ class Cleaning:
             self._news_s = self._clock()
         else:
             note.cut = None  # The position is at its record; the deletes are made from the first.
-        is_trusted &= self._stream is not None
         self._overlaps = Overlaps(older_rows_of(copy), is_trusted=is_trusted)
         self._numbering = self._kind.numbering(
             self._held, epoch=standing.epoch, is_trusted=is_trusted, overlaps=self._overlaps

@@ -21,11 +21,7 @@ from everstate.log.record import RawRecord
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.packing import packed, unpacker
 from everstate.sources.cdc.quick import QuickReader
-from everstate.sources.cdc.reading import (
-    RawReader,
-    RefusedRow,
-    SourceIdentity,
-)
+from everstate.sources.cdc.reading import RawReader, RefusedRow, SourceIdentity
 from everstate.sources.cdc.rows import TransactionProvenance
 
 WHOLE: Final = 0
@@ -52,26 +48,12 @@ UNKNOWN: Final = 9
 """The connector does not know the columns of the table that took the name ``key``: its rows are not
 to be read."""
 
-SCHEMA: Final = pa.schema(
-    {
-        "part": pa.int32(),
-        "offset": pa.int64(),
-        "what": pa.int8(),
-        "table": pa.int16(),
-        "op": pa.string(),
-        "key": pa.string(),
-        "state": pa.binary(),
-        "before": pa.binary(),
-        "rest": pa.binary(),
-        "tx": pa.string(),
-        "place": pa.binary(),
-        "position": pa.binary(),
-        "time_us": pa.int64(),
-        "who": pa.binary(),
-        "parents": pa.binary(),
-        "was": pa.binary(),
-    }
-)
+SCHEMA: Final = pa.schema({
+    "part": pa.int32(), "offset": pa.int64(), "what": pa.int8(), "table": pa.int16(),
+    "op": pa.string(), "key": pa.string(), "state": pa.binary(), "before": pa.binary(),
+    "rest": pa.binary(), "tx": pa.string(), "place": pa.binary(), "position": pa.binary(),
+    "time_us": pa.int64(), "who": pa.binary(), "parents": pa.binary(), "was": pa.binary(),
+})  # fmt: skip
 """One row for each source row and each of the other facts, in the order of the raw log.
 
 ``part``: number of the raw partition in the read; ``place``: the row's place in the stream that its
@@ -93,15 +75,16 @@ decode_note = unpacker(TransactionProvenance)
 decode_source = unpacker(SourceIdentity)
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(msgspec.Struct, omit_defaults=True):
     """The facts of a source transaction that its rows need; all its rows share one object."""
 
     id: str
-    notes: Mapping[str, str]
-    """Provenance of all its rows."""
-    count: int | None
+    count: int | None = None
     """How many rows it has; ``None``: unknown, so that its changes carry no block."""
+    done: int = 0
+    """Of these, how many are published, where its rows are published in several batches."""
+    notes: Mapping[str, str] = {}
+    """Provenance of all its rows."""
     fate: str = ""
     """:data:`PREPARED`, or why its rows are skipped; "": they are published."""
 
@@ -152,15 +135,14 @@ class Rows:
     def split(self, count: int) -> Rows:
         """Remove the first rows and return them."""
         lists = self._lists()
-        if count >= len(self):
-            first = Rows(*lists)
-            for name, values in zip(_FIELDS, lists, strict=True):
-                setattr(self, name, values[:0])
+        if count < len(self):
+            first = Rows(*(values[:count] for values in lists))
+            for values in lists:
+                del values[:count]
             return first
-        first = Rows(*(values[:count] for values in lists))
-        for values in lists:
-            del values[:count]
-        return first
+        for name in _FIELDS:
+            setattr(self, name, [])
+        return Rows(*lists)
 
     def insert_snapshot_end(self, offset: int, *, is_empty: bool) -> None:
         """Insert the end of a first snapshot before the record at ``offset``.
@@ -181,8 +163,7 @@ class Rows:
 
     def where(self, mask: Sequence[bool]) -> Rows:
         """The rows for which ``mask`` is true."""
-        lists = [list(compress(values, mask)) if values else [] for values in self._lists()]
-        return Rows(*lists)
+        return Rows(*(list(compress(values, mask)) for values in self._lists()))
 
     def _lists(self) -> list[list[Any]]:
         return [getattr(self, name) for name in _FIELDS]
@@ -282,11 +263,11 @@ class SliceReading:
                 elif one.what == "ended":
                     yield _plain(part, offset, ENDED, tx=one.name)
                 else:
-                    what = UNDECLARED if one.what == "undeclared" else UNKNOWN
-                    yield _plain(part, offset, what, key=one.name)
+                    yield _plain(part, offset, _FACTS[one.what], key=one.name)
         self._size = size
 
 
+_FACTS: Final = {"undeclared": UNDECLARED, "unknown": UNKNOWN}
 _PLAIN: Final = (None, None)
 """Header values of an ordinary row."""
 

@@ -104,12 +104,11 @@ class _Comparison:
             ends = self._read_log(offsets, None, _states)
             shapes, held = self.database.shapes(capture.settings), dict[str, What]()
             for table, declared in capture.tables.items():
-                if declared.entity != self.entity:
-                    continue
-                if table not in shapes:
+                if declared.entity == self.entity and table not in shapes:
                     raise InvalidQuery(f"{self.entity} cannot be compared: there is no {table}.")
-                mapping = TableMapping(capture, table, declared, entity_type)
-                self._read_table(mapping, shapes[table])
+                if declared.entity == self.entity:
+                    mapping = TableMapping(capture, table, declared, entity_type)
+                    self._read_table(mapping, shapes[table])
             if next(self._differences(), None) is not None:
                 pending_why = self._wait_until_read(offsets, wait_s)
                 held = self._held()
@@ -157,8 +156,8 @@ class _Comparison:
     def _read_table(self, mapping: TableMapping, shape: TableShape) -> None:
         """Read a table, and store in the copy which of its rows differ."""
         table = TableRows(mapping, shape)
-        not_compared = table.not_compared | table.not_compared_fields
-        self.not_compared |= {f"{mapping.name}.{name}": why for name, why in not_compared.items()}
+        for column, why in (table.not_compared | table.not_compared_fields).items():
+            self.not_compared[f"{mapping.name}.{column}"] = why
         printed = self.database.printed_rows(mapping.name, table.columns)
         while rows := [table.row(each) for each in _batch(printed)]:
             self.stored += len(rows)
@@ -330,7 +329,7 @@ def _batch(printed: PrintedRows) -> Iterator[Sequence[str | bytes | None]]:
     size = 0
     for row in islice(printed, _ROWS):
         yield row
-        size += sum(len(value) for value in row if value is not None)
+        size += sum(map(len, filter(None, row)))
         if size > _BYTES:
             return
 

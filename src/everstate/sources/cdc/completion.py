@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from everstate.changes import Kind
+from everstate.changes.keys import EntityKey
 from everstate.sources.cdc.mapping import CleanRow, TableMapping
 from everstate.sources.cdc.rows import SNAPSHOT, is_after
 
@@ -75,8 +76,7 @@ class HeldBack(msgspec.Struct, frozen=True, gc=False):
     """The row has to wait, and for what."""
 
     reason: str
-    entity: str | None = None
-    key: str | None = None
+    waits_for: EntityKey | None = None
     """The entity waited for."""
 
 
@@ -109,7 +109,7 @@ def complete(
         for entity, key in row.parents:
             parent = lookup(entity, key)
             if parent is None or parent.is_deleted:
-                return HeldBack(WAITS_PARENT, entity, key)
+                return HeldBack(WAITS_PARENT, (entity, key))
     after = row.state
     if after is None:
         found = _completed(row, known, mapping, lookup, is_unsure, is_overdue)
@@ -184,23 +184,21 @@ def _completed(
     if not row.covers:
         base = _base(row, known, lookup, mapping.entity_type.name, is_unsure)
         if base is None and row.moved_from is not None:
-            return HeldBack(PRIOR_UNKNOWN, mapping.entity_type.name, row.moved_from)
+            return HeldBack(PRIOR_UNKNOWN, (mapping.entity_type.name, row.moved_from))
         if base is None:
             return HeldBack(PRIOR_UNKNOWN)
         fields = {**_decode(base), **fields}
-    if row.codes:
-        named = dict(fields)
-        for field, code in row.codes.items():
-            translation = mapping.translation(field)
-            name = lookup(translation.entity, str(code))
-            if name is not None and not name.is_deleted:
-                named[field] = _decode(name.image).get(translation.field)
-            elif translation.missing == "wait" and not is_overdue:
-                return HeldBack(WAITS_CODE, translation.entity, str(code))
-            else:
-                named[field] = None if translation.missing == "null" else code
-        fields = named
-    return mapping.encode(fields, row.key)
+    named = {}
+    for field, code in row.codes.items():
+        translation = mapping.translation(field)
+        name = lookup(translation.entity, str(code))
+        if name is not None and not name.is_deleted:
+            named[field] = _decode(name.image).get(translation.field)
+        elif translation.missing == "wait" and not is_overdue:
+            return HeldBack(WAITS_CODE, (translation.entity, str(code)))
+        else:
+            named[field] = None if translation.missing == "null" else code
+    return mapping.encode({**fields, **named}, row.key)
 
 
 def _base(

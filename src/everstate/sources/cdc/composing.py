@@ -112,18 +112,10 @@ def origin_of(row: CleanRow, position: bytes | None) -> Origin:
 class TableTarget:
     """What the changes of one table have in common."""
 
-    __slots__ = (
-        *("capture", "changes", "codec", "entity", "extra", "is_plain", "name", "number"),
-        *("partials", "prefix", "source", "state", "table"),
-    )
-
     def __init__(
-        self, capture: str, number: int, name: str, table: Table, codec: ChangeCodec, names: Any
+        self, capture: str, name: str, table: Table, codec: ChangeCodec, names: TopicNames
     ) -> None:
-        self.capture, self.number, self.name, self.table, self.codec = (
-            *(capture, number, name, table, codec),
-        )
-        self.entity = table.entity
+        self.name, self.table, self.codec, self.entity = name, table, codec, table.entity
         self.changes, self.state = names.changes(table.entity), names.state(table.entity)
         """Topics of its entity type."""
         self.partials = names.partials(table.entity)
@@ -146,20 +138,20 @@ class CaptureComposer:
         self._short = _SHORT.get(capture.kind, capture.kind)
         self._names = TopicNames(config.log.prefix)
         self._entities = entities
+        self._ahead_hours = config.log.occurred_ahead_hours
         self._codecs = {
             name: ChangeCodec(
                 entities[name],
                 message_bytes_max=config.log.message_bytes_max,
-                ahead_hours=config.log.occurred_ahead_hours,
+                ahead_hours=self._ahead_hours,
             )
             for name in capture.entities
         }
         self.targets = [
-            TableTarget(capture.name, number, name, table, self._codecs[table.entity], self._names)
-            for number, (name, table) in enumerate(capture.tables.items())
+            TableTarget(capture.name, name, table, self._codecs[table.entity], self._names)
+            for name, table in capture.tables.items()
         ]
         """One for each table, in the order of the declaration."""
-        self._ahead_hours = config.log.occurred_ahead_hours
         self._sources: dict[Any, tuple[ReadySource, bool]] = {}
         self.with_provenance, self.composed = 0, 0
         """Number of changes for which the source gave provenance, and number of all changes."""
@@ -254,16 +246,16 @@ class CaptureComposer:
         user = given.get(USER)
         transaction = None if origin.tx is None else f"{self._short}:{origin.tx}"
         otherwise = "snapshot" if origin.is_snapshot else self._capture.kind
-        otherwise_why = READ_AGAIN if origin.is_snapshot else None
+        why = READ_AGAIN if origin.is_snapshot else None
         if is_baseline:
-            otherwise_why = FIRST_SEEN
+            why = FIRST_SEEN
         given = {**given, **origin.notes}
         provenance = Provenance(
             api_version=given.get("api_version", API_VERSION),
             service_name=given.get("service_name", self._capture.name),
             identifier=given.get("identifier") or user or transaction or otherwise,
             actor=given.get("actor"),
-            reason=given.get("reason") or otherwise_why,
+            reason=given.get("reason") or why,
             # Without a block, the changes of a transaction can still be found by its id.
             correlation_id=given.get("correlation_id") or (None if has_block else transaction),
             causation_id=given.get("causation_id"),
@@ -340,17 +332,12 @@ def dead_letter(
 def _partial(target: TableTarget, message: bytes, headers: Any) -> OutRecord:
     """The changed fields only."""
     change = _decode(message)
-    before = change["originalEntityState"] or {}
-    after = change["currentEntityState"] or {}
-    changed = {
-        name: value for name, value in after.items() if name not in before or before[name] != value
-    }
+    before, after = change["originalEntityState"] or {}, change["currentEntityState"] or {}
+    changed = {n: value for n, value in after.items() if n not in before or before[n] != value}
     kept = {name: change[name] for name in ("id", "entity", "key", "version", "kind")}
-    times = {
-        name: datetime.fromisoformat(change[name]).isoformat()
-        for name in ("occurredAt", "recordedAt")
-    }
-    value = _encode({**kept, **times, "changedFields": changed})
+    for name in ("occurredAt", "recordedAt"):
+        kept[name] = datetime.fromisoformat(change[name]).isoformat()
+    value = _encode({**kept, "changedFields": changed})
     return OutRecord(target.partials, change["key"].encode(), value, headers)
 
 
@@ -401,9 +388,8 @@ def _event(
 
 
 def _world_time(state: bytes, field: str, otherwise: datetime) -> datetime:
-    value = _decode(state).get(field)
     try:
-        at = datetime.fromisoformat(value) if isinstance(value, str) else otherwise
-    except ValueError:
+        at = datetime.fromisoformat(_decode(state).get(field))
+    except (TypeError, ValueError):
         return otherwise
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

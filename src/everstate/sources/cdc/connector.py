@@ -22,11 +22,11 @@ from everstate.sources.cdc.halted import (
     with_quoted_names,
     without_first_table,
 )
-from everstate.sources.cdc.mariadb import mariadb_address
+from everstate.sources.cdc.mariadb import MariaDatabase
 from everstate.sources.cdc.misread import ColumnCheck
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.notifications import tell_given_up
-from everstate.sources.cdc.postgres import postgres_address
+from everstate.sources.cdc.postgres import PostgresDatabase
 from everstate.sources.cdc.raw_log import ensure_raw_log, newest_lsn
 from everstate.sources.cdc.replaced import EPOCH
 from everstate.sources.cdc.rest import Connect, NoSuchConnector
@@ -35,6 +35,11 @@ from everstate.telemetry import without_secret
 
 logger = logging.getLogger("everstate.sources.cdc")
 
+_Databases = type[PostgresDatabase | MariaDatabase]
+_DATABASES: Final[Mapping[str, _Databases]] = {
+    "postgresql": PostgresDatabase,
+    "mariadb": MariaDatabase,
+}
 POLL_S: Final = 0.2
 _HOUR_MS: Final = 3_600_000
 _OWN_CLUSTER: Final = "no connect_url is set, and no local worker runs"
@@ -157,9 +162,17 @@ class CaptureConnector:
             raise InvalidCapture(self.capture.name, reason)
         return expanded(self.capture.dsn, f"dsn of capture {self.capture.name}")
 
+    @property
+    def _database(self) -> _Databases:
+        """The class of its database; raises InvalidCapture for a kind that has none."""
+        if self.capture.kind not in _DATABASES:
+            reason = f"no connector for {self.capture.kind} is at hand"
+            advice = "Run one of your own and declare the capture without dsn."
+            raise InvalidCapture(self.capture.name, reason, advice=advice)
+        return _DATABASES[self.capture.kind]
+
     def _password(self) -> str:
-        address = postgres_address if self.capture.kind == "postgresql" else mariadb_address
-        return address(self._dsn())[1]
+        return self._database.address_of(self._dsn())[1]
 
     def _found(self) -> dict[str, str] | None:
         """Settings of the connector; ``None``: there is none."""
@@ -177,15 +190,12 @@ class CaptureConnector:
             raise CaptureFailed(str(self._safe(error.message))) from error
 
     def _connector_states(self) -> tuple[str, str | None, str | None]:
+        """State of connector and task, and why one failed."""
         try:
-            return self._states()
+            return states_of(self._connect.status(self.names.connector), self.capture.name)
         except NoSuchConnector:
             # A new connector has no status for a moment.
             return "UNASSIGNED", None, None
-
-    def _states(self) -> tuple[str, str | None, str | None]:
-        """State of connector and task, and why one failed; raises NoSuchConnector."""
-        return states_of(self._connect.status(self.names.connector), self.capture.name)
 
     def _wait_for(self, state: str, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
@@ -212,18 +222,16 @@ class CaptureConnector:
         return SetupStep(f"connector {name}", "removed")
 
     def _make_topics(self) -> list[SetupStep]:
-        config = self._config
-        size = {"max.message.bytes": str(raw_bytes_max(config))}
-        kept = {"retention.ms": str(int(config.capture.retention_hours * _HOUR_MS)), **size}
-        with Topics(config) as topics:
-            made = ensure_raw_log(config, self.capture, topics)
-            made += topics.ensure_raw([self.names.notifications], partitions=1, settings=kept)
-            if self.capture.kind == "mariadb":
-                # The connector cannot read the binlog without the whole history of the tables.
-                for_ever = {"retention.ms": "-1", **size}
-                made += topics.ensure_raw(
-                    [self.names.schema_history], partitions=1, settings=for_ever
-                )
+        kept_ms = {self.names.notifications: int(self._config.capture.retention_hours * _HOUR_MS)}
+        if self.capture.kind == "mariadb":
+            # The connector cannot read the binlog without the whole history of the tables.
+            kept_ms[self.names.schema_history] = -1
+        size = {"max.message.bytes": str(raw_bytes_max(self._config))}
+        with Topics(self._config) as topics:
+            made = ensure_raw_log(self._config, self.capture, topics)
+            for name, ms in kept_ms.items():
+                settings = {"retention.ms": str(ms), **size}
+                made += topics.ensure_raw([name], partitions=1, settings=settings)
         return [SetupStep(f"topic {name}", "made") for name in made]
 
     def _refuse_lost(self, database: CapturedDatabase, position: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from everstate.config import Config
-from everstate.declarations.captures import Capture, Outbox
+from everstate.declarations.captures import Capture
 from everstate.log.client import raw_bytes_max
 from everstate.sources.cdc import placeholders
 from everstate.sources.cdc.mariadb_statements import FILTER, unread_statements
@@ -28,8 +28,45 @@ SAFE_VERSIONS = {"postgresql": (3, 7)}
 Earlier versions resume after the page of rows, and the rest of the page is lost
 (debezium/dbz#1554)."""
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
+_ALWAYS = {
+    "tasks.max": "1",
+    # The record of a delete is enough; no tombstone after it is needed.
+    "tombstones.on.delete": "false",
+    "skipped.operations": "none",
+    "decimal.handling.mode": "string",
+    # JSON has bytes in base64 too; with `base64` an unchanged long value would become null.
+    "binary.handling.mode": "bytes",
+    # A value that cannot be converted would be null otherwise, with a line in Connect's log.
+    "event.converting.failure.handling.mode": "fail",
+    "poll.interval.ms": "50",
+    # These would be four headers on each record that name its connector, for other tools.
+    "extended.headers.enabled": "false",
+    "retriable.restart.connector.wait.ms": "1000",
+    "max.batch.size": "8192",
+    "max.queue.size": "32768",
+    "max.queue.size.in.bytes": str(64 * 1_048_576),
+    "incremental.snapshot.chunk.size": "4096",
+    "producer.override.compression.type": "lz4",
+    "producer.override.linger.ms": "5",
+    "producer.override.batch.size": "262144",
+    # A cluster without auto-creation of topics may lack some.
+    "topic.creation.default.partitions": "1",
+    # JSON without schemas, whatever the cluster's own default is. A null stays null, also where the
+    # column has a default; a decimal number has all its digits, as bytes would need the schema.
+    **{
+        f"{side}.converter{name}": value
+        for side in ("key", "value")
+        for name, value in {
+            "": _JSON,
+            ".schemas.enable": "false",
+            ".replace.null.with.default": "false",
+            ".decimal.format": "NUMERIC",
+        }.items()
+    },
+}
+"""The settings that every connector has."""
 _TRANSFORMS = "org.apache.kafka.connect.transforms"
-_NAMED = f"{_TRANSFORMS}.predicates.TopicNameMatches"
+_ROUTER = "io.debezium.transforms.outbox.EventRouter"
 _OPTIONS = "driver.options"
 _TABLES = "table.include.list"
 _LEFT_OUT = "everstate.left.out"
@@ -138,9 +175,9 @@ def connector_settings(
     what is committed from now on; ``peculiar`` are the facts about the database's tables.
     """
     settings = {
+        **_ALWAYS,
         "name": names.connector,
         "connector.class": CLASSES[capture.kind],
-        "tasks.max": "1",
         "topic.prefix": names.raw_log,
         "database.hostname": address.host,
         "database.port": str(address.port),
@@ -148,21 +185,9 @@ def connector_settings(
         "database.password": password,
         _TABLES: ",".join(map(re.escape, capture.captured_tables)),
         "snapshot.mode": "initial" if snapshot else "no_data",
+        "producer.override.max.request.size": str(raw_bytes_max(config)),
+        "topic.creation.default.replication.factor": str(config.log.replication),
         **_transactions(capture),
-        # The record of a delete is enough; no tombstone after it is needed.
-        "tombstones.on.delete": "false",
-        "skipped.operations": "none",
-        "decimal.handling.mode": "string",
-        # JSON has bytes in base64 too; with `base64` an unchanged long value would become null.
-        "binary.handling.mode": "bytes",
-        # A value that cannot be converted would be null otherwise, with a line in Connect's log.
-        "event.converting.failure.handling.mode": "fail",
-        "poll.interval.ms": "50",
-        # These would be four headers on each record that name its connector, for other tools.
-        "extended.headers.enabled": "false",
-        "retriable.restart.connector.wait.ms": "1000",
-        **_conversion(),
-        **_sizes(config),
         **_signalling(config, names, own),
         **_transforms(capture, names, own),
     }
@@ -171,9 +196,12 @@ def connector_settings(
     else:
         settings |= _mariadb(config, capture, names, address, brokers, own)
     peculiar = peculiar or Peculiarities()
+    keyed = {table: ",".join(columns) for table, columns in peculiar.keys.items() if columns}
+    keys = ";".join(f"{re.escape(table)}:{columns}" for table, columns in keyed.items())
     return {
         **settings,
-        **_keys(peculiar),
+        # Of tables without a primary key the declared key columns.
+        **({"message.key.columns": keys} if keys else {}),
         **capture.settings,
         **_session(capture),
         **_left_out(peculiar, capture, own),
@@ -203,17 +231,8 @@ def _transactions(capture: Capture) -> dict[str, str]:
 
 def _session(capture: Capture) -> dict[str, str]:
     """Options of the connector's sessions: ours come last, and the last one of a name holds."""
-    if capture.kind != "postgresql":
-        return {}
-    return {_OPTIONS: f"{capture.settings.get(_OPTIONS, '')} {SESSION}".strip()}
-
-
-def _keys(peculiar: Peculiarities) -> dict[str, str]:
-    """Message keys for tables without a primary key: the declared key columns."""
-    keys = [
-        f"{re.escape(t)}:{','.join(columns)}" for t, columns in peculiar.keys.items() if columns
-    ]
-    return {"message.key.columns": ";".join(keys)} if keys else {}
+    options = f"{capture.settings.get(_OPTIONS, '')} {SESSION}".strip()
+    return {_OPTIONS: options} if capture.kind == "postgresql" else {}
 
 
 def _left_out(peculiar: Peculiarities, capture: Capture, own: OwnTables) -> dict[str, str]:
@@ -247,40 +266,6 @@ def _named(peculiar: Peculiarities) -> dict[str, str]:
     }
 
 
-def _conversion() -> dict[str, str]:
-    """JSON without schemas, whatever the cluster's own default is.
-
-    A null stays null, also where the column has a default. A number of a decimal type is written
-    with all its digits; as bytes it could not be read without its schema.
-    """
-    return {
-        name: value
-        for side in ("key", "value")
-        for name, value in {
-            f"{side}.converter": _JSON,
-            f"{side}.converter.schemas.enable": "false",
-            f"{side}.converter.replace.null.with.default": "false",
-            f"{side}.converter.decimal.format": "NUMERIC",
-        }.items()
-    }
-
-
-def _sizes(config: Config) -> dict[str, str]:
-    """Batches, the largest record, and topics that a cluster without auto-creation may lack."""
-    return {
-        "max.batch.size": "8192",
-        "max.queue.size": "32768",
-        "max.queue.size.in.bytes": str(64 * 1_048_576),
-        "incremental.snapshot.chunk.size": "4096",
-        "producer.override.max.request.size": str(raw_bytes_max(config)),
-        "producer.override.compression.type": "lz4",
-        "producer.override.linger.ms": "5",
-        "producer.override.batch.size": "262144",
-        "topic.creation.default.replication.factor": str(config.log.replication),
-        "topic.creation.default.partitions": "1",
-    }
-
-
 def _signalling(config: Config, names: CaptureNames, own: OwnTables) -> dict[str, str]:
     return {
         "signal.data.collection": own.signals,
@@ -308,27 +293,24 @@ def _transforms(capture: Capture, names: CaptureNames, own: OwnTables) -> dict[s
         HEARTBEAT: re.escape(f"{names.heartbeat_prefix}.{names.raw_log}"),
         SCHEMA: re.escape(names.raw_log),
     }
-    settings = {
-        "transforms.own.type": f"{_TRANSFORMS}.Filter",
-        "transforms.own.predicate": "own",
-        "predicates.own.type": _NAMED,
-        "predicates.own.pattern": _pattern(names, own.signals),
-    }
+    settings = _predicate("own", "own", f"{_TRANSFORMS}.Filter", _pattern(names, own.signals))
     chain = ["own", *map(bytes.decode, kinds)]
     predicates = list(chain)
     for name, pattern in zip(chain[1:], kinds.values(), strict=True):
-        settings |= {
-            f"transforms.{name}.type": f"{_TRANSFORMS}.InsertHeader",
-            f"transforms.{name}.header": KIND,
-            f"transforms.{name}.value.literal": name,
-            f"transforms.{name}.predicate": name,
-            f"predicates.{name}.type": _NAMED,
-            f"predicates.{name}.pattern": pattern,
-        }
+        settings |= _predicate(name, name, f"{_TRANSFORMS}.InsertHeader", pattern)
+        settings |= {f"transforms.{name}.header": KIND, f"transforms.{name}.value.literal": name}
     if capture.outbox is not None:
+        # Rows of the outbox become records with their aggregate type in a header; the payload stays
+        # unchanged text, as one JSON string. Truncations are skipped, as the router fails on them.
         chain.append("route")
         predicates.append("outbox")
-        settings |= _routing(capture.outbox, names)
+        headers = f"type:header:eventType,aggregatetype:header:{AGGREGATE}"
+        settings |= {
+            "skipped.operations": "t",
+            **_predicate("route", "outbox", _ROUTER, _pattern(names, capture.outbox.table)),
+            "transforms.route.route.topic.replacement": names.raw_log,
+            "transforms.route.table.fields.additional.placement": headers,
+        }
     return {
         **settings,
         "transforms": ",".join([*chain, "one"]),
@@ -336,6 +318,16 @@ def _transforms(capture: Capture, names: CaptureNames, own: OwnTables) -> dict[s
         "transforms.one.regex": f"(?!{re.escape(names.notifications)}$).*",
         "transforms.one.replacement": names.raw_log,
         "predicates": ",".join(predicates),
+    }
+
+
+def _predicate(transform: str, name: str, kind: str, pattern: str) -> dict[str, str]:
+    """A transform of records whose topic has a name of this pattern."""
+    return {
+        f"transforms.{transform}.type": kind,
+        f"transforms.{transform}.predicate": name,
+        f"predicates.{name}.type": f"{_TRANSFORMS}.predicates.TopicNameMatches",
+        f"predicates.{name}.pattern": pattern,
     }
 
 
@@ -348,25 +340,6 @@ def is_current(settings: Mapping[str, str], capture: Capture) -> bool:
     """Whether a connector has what the clean role needs; one of an earlier version may lack it."""
     needed = _session(capture) | (_transactions(capture) if capture.kind == "mariadb" else {})
     return needed.items() <= settings.items()
-
-
-def _routing(outbox: Outbox, names: CaptureNames) -> dict[str, str]:
-    """Rows of the outbox become records with their aggregate type in a header.
-
-    The payload stays unchanged text, as one JSON string; the row's type becomes a header.
-    Truncations are skipped, since the router fails on them.
-    """
-    return {
-        "skipped.operations": "t",
-        "transforms.route.type": "io.debezium.transforms.outbox.EventRouter",
-        "transforms.route.predicate": "outbox",
-        "transforms.route.route.topic.replacement": names.raw_log,
-        "transforms.route.table.fields.additional.placement": (
-            f"type:header:eventType,aggregatetype:header:{AGGREGATE}"
-        ),
-        "predicates.outbox.type": _NAMED,
-        "predicates.outbox.pattern": _pattern(names, outbox.table),
-    }
 
 
 def _postgres(capture: Capture, names: CaptureNames, address: Address) -> dict[str, str]:

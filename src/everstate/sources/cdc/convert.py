@@ -39,11 +39,7 @@ _INFINITIES: Final = ("infinity", "-infinity")
 """How Debezium writes an infinite `timestamptz`; in other columns it writes too large a number."""
 _SIGNS: Final = frozenset("+-")
 """How the text of a time begins whose year is before 1 or after 9999."""
-_NUMERIC: Final = {
-    "NAN": "NaN",
-    "POSITIVE_INFINITY": "Infinity",
-    "NEGATIVE_INFINITY": "-Infinity",
-}
+NUMERIC: Final = {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "-Infinity"}
 _JAVA_NAME: Final = (
     "{field}: {value!r} is a text, or what Debezium writes for {means} of a numeric column;"
     " types={{…}} of its table says which: 'text' or 'numeric'"
@@ -145,8 +141,8 @@ def may_have_java_names(message: bytes) -> bool:
 
 def refuse_java_name(name: str, value: Any, field: FieldTree) -> None:
     """Raise Unreadable for a text that may be NaN or infinity of a `numeric` column."""
-    if value.__class__ is str and value in _NUMERIC and _is_text(field):
-        means = _NUMERIC[value]
+    if value.__class__ is str and value in NUMERIC and _is_text(field):
+        means = NUMERIC[value]
         raise Unreadable(_JAVA_NAME.format(field=name, value=value, means=means))
 
 
@@ -209,10 +205,9 @@ def _time(unit: str, *, naive: bool, day: bool) -> Converter:
         if finer:
             raise _refusal(value, _FINER)
         try:
-            at = _EPOCH + timedelta(microseconds=micros)
+            return fitting(_EPOCH + timedelta(microseconds=micros))
         except OverflowError as cause:
             raise _refusal(value, _OUTSIDE) from cause
-        return fitting(at)
 
     def fitting(at: datetime) -> date | datetime:
         """The time as the field has it."""
@@ -248,5 +243,5 @@ _PLAIN: Final[Mapping[str, Converter]] = {
     "json": _json,
     "bool": lambda value: bool(int(value)) if value.__class__ in (int, str) else value,
     "text": lambda value: None if value is None else str(value),
-    "numeric": lambda value: _NUMERIC.get(value, value) if value.__class__ is str else value,
+    "numeric": lambda value: NUMERIC.get(value, value) if value.__class__ is str else value,
 }

@@ -31,6 +31,8 @@ PARTITION: Final = "."
 """In the id of a part of a table that is not the table itself."""
 REBUILT: Final = "table "
 """Before the id of a table that gets another one when it is only built anew."""
+ONE_ENTITY: Final = "Rows with the same values of the declared key_columns become one entity."
+"""The advice about key columns that no unique key of the table is within."""
 PrintedRows = Iterator[Sequence[str | bytes | None]]
 Key = Mapping[str, Any] | Sequence[str]
 """Values of a row's key, by column or in the key's order."""
@@ -108,9 +110,6 @@ class DatabaseChecks(Protocol):
     def tables(self) -> Iterable[Finding]:
         """What is found of the captured tables: can each be captured correctly, and written."""
 
-    def slot(self) -> list[Finding]:
-        """What is found of the slot, where this kind of database has one."""
-
 
 class CapturedDatabase(ABC):
     """A connection to a captured database with the rights of its connector; close it.
@@ -131,6 +130,11 @@ class CapturedDatabase(ABC):
     ) -> None:
         self._capture, self._names = capture, names
         self.address, self.own = address, own
+
+    @staticmethod
+    @abstractmethod
+    def address_of(dsn: str) -> tuple[Address, str]:
+        """Address and password in a ``dsn``; raises InvalidConfig."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -153,14 +157,9 @@ class CapturedDatabase(ABC):
         """Drop what :meth:`prepare` and the connector made; the connector must be gone."""
 
     def check(self) -> list[Finding]:
-        """Check every setting, right and object that the connector needs, but its slot."""
+        """Check every setting, right and object that the connector needs, and its slot."""
         with self._translated("checking"):
             return self._checks().everything()
-
-    def check_slot(self) -> list[Finding]:
-        """Check the slot, where this kind of database has one."""
-        with self._translated("checking the slot"):
-            return self._checks().slot()
 
     def check_tables(self) -> list[Finding]:
         """Check only the captured tables: can each be captured correctly, and stay writable."""
@@ -271,10 +270,9 @@ class CapturedDatabase(ABC):
         """
         parts = []
         with self._translated("reading the key"):
-            columns = self._key(table)
-            values = key_values(self._capture.name, table, [c["name"] for c in columns], key)
-            for column, value in zip(columns, values, strict=True):
-                name, kind = str(column["name"]), str(column["type"])
+            kinds = {str(column["name"]): str(column["type"]) for column in self._key(table)}
+            values = key_values(self._capture.name, table, list(kinds), key)
+            for (name, kind), value in zip(kinds.items(), values, strict=True):
                 try:
                     literal = self._literal(value, kind, is_raw)
                 except (TypeError, ValueError) as cause:
@@ -365,11 +363,10 @@ def signal_snapshot(
     signal_id, names = f"everstate-{uuid7()}", list(map(collection_name, tables))
     data: dict[str, Any] = {"data-collections": names, "type": "INCREMENTAL"}
     if condition:
-        # The name is a regular expression here.
+        # The name is a regular expression here. The connector puts AND before the filter where it
+        # reads by chunks.
         name = names[0] if re.fullmatch(r"[\w.]+", names[0]) else rf"\Q{names[0]}\E"
-        # The connector puts AND before it where it reads by chunks.
-        filtered = {"data-collection": name, "filter": f"({condition})"}
-        data["additional-conditions"] = [filtered]
+        data["additional-conditions"] = [{"data-collection": name, "filter": f"({condition})"}]
     database.signal(signal_id, "execute-snapshot", json.dumps(data))
     return signal_id
 
@@ -380,15 +377,12 @@ def key_values(capture: str, table: str, columns: Sequence[str], key: Key) -> li
     The value of a key of one column may have the column's name before it: ``id=7``.
     """
     given = key if isinstance(key, Mapping) else dict(zip(columns, key, strict=False))
-    count = len(key)
     if not columns:
         raise InvalidCapture(capture, f"{table} has no such key, or there is no such table")
-    if count != len(columns) or set(given) != set(columns):
-        raise InvalidCapture(
-            capture,
-            f"the key of {table} is {', '.join(columns)}",
-            advice=f"Give {' '.join(f'--key {column}=VALUE' for column in columns)}.",
-        )
+    if len(key) != len(columns) or set(given) != set(columns):
+        advice = f"Give {' '.join(f'--key {column}=VALUE' for column in columns)}."
+        reason = f"the key of {table} is {', '.join(columns)}"
+        raise InvalidCapture(capture, reason, advice=advice)
     values = [given[column] for column in columns]
     if len(values) == 1 and isinstance(values[0], str) and not isinstance(key, Mapping):
         return [values[0].removeprefix(f"{columns[0]}=")]
@@ -401,7 +395,7 @@ def from_raw(value: Any, kind: str) -> Any:
     Numbers of days and of microseconds become ISO text, base64 becomes bytes, anything else text.
     Raises ValueError for a value that is none of that type.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int:
         if kind == "date":
             return _after_epoch(days=value).date().isoformat()
         if kind == "datetime" or (kind.startswith("timestamp") and "with time zone" not in kind):

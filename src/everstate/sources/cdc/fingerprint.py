@@ -27,7 +27,7 @@ from everstate.sources.cdc.database import (
     CapturedDatabase,
     signal_snapshot,
 )
-from everstate.sources.cdc.mapping import TableMapping
+from everstate.sources.cdc.mapping import mapping_of
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.reading import STAY, Fingerprint, SourceIdentity
 from everstate.sources.cdc.replaced import CheckedSource, Mark, mark_of, renew_mark, write_source
@@ -49,15 +49,15 @@ def fingerprints(
 
     None of an outbox, whose rows are facts that nobody takes back; none without a ``database``.
     """
-    known = {} if capture.outbox is not None else capture.tables
-    tables = {name: one for name, one in known.items() if one.entity in entities}
-    seen, states = database.table_states() if database and tables else (0, {})
+    tables = [] if capture.outbox is not None else list(capture.tables)
+    mappings = {name: one for name in tables if (one := mapping_of(capture, name, entities))}
+    seen, states = database.table_states() if database and mappings else (0, {})
     found = {}
-    for name, one in tables.items():
+    for name, mapping in mappings.items():
         if (state := states.get(name)) is not None:
-            mapping = TableMapping(capture, name, one, entities[one.entity])
             # What is computed may read any column of a row.
-            read = {c for c in state.columns if one.computed or mapping.field_of(c) is not None}
+            reads_all = bool(mapping.table.computed)
+            read = {c for c in state.columns if reads_all or mapping.field_of(c) is not None}
             columns = (f"{column} {state.columns[column]}" for column in read)
             generated = _digest(read & set(state.generated))
             found[name] = Fingerprint(_digest(columns), generated, dict(state.parts))

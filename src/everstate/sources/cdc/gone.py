@@ -93,17 +93,16 @@ class FirstSnapshots:
         if ends != self._read_to:
             steps = notifications(self._config, self._names)
             self._ended, self._read_to = ended_snapshots(steps, self._tables), ends
-        raw = self._names.raw_log
-        found = []
+        raw, found = self._names.raw_log, list[tuple[int, bool]]()
         for at_ms, is_empty in self._ended:
             since_ms = at_ms if is_empty else at_ms + 1
             offset = self._places.get(since_ms)
             if offset is None:
                 offset = self._offsets.at_time([raw], since_ms)[raw, 0]
-                if offset < span.end:
-                    self._places[since_ms] = offset
-            if span.start <= offset < span.end:
-                found.append((offset, is_empty))
+            if offset < span.end:
+                self._places[since_ms] = offset
+                if span.start <= offset:
+                    found.append((offset, is_empty))
         return sorted(found, reverse=True)
 
 
@@ -175,11 +174,10 @@ def too_many(
     found = {}
     for table, entity in list(absent.tables.items()):
         keys = [key in absent.keys[entity] for key in _keys(entity, states, held, "")]
-        lacks = keys.count(False)
-        if lacks * 100 > len(keys) * percent and lacks > may_delete:
-            facts = {"lacks": lacks, "of": len(keys), "percent": percent, "capture": capture}
-            found[table] = _TOO_MANY.format(**facts)
+        lacks, of = keys.count(False), len(keys)
+        if lacks * 100 > of * percent and lacks > may_delete:
             del absent.tables[table]
+            found[table] = _TOO_MANY.format(lacks=lacks, of=of, percent=percent, capture=capture)
     return found
 
 
@@ -190,23 +188,15 @@ def lacking(
 
     They come in the order of table and key; those behind the last one before the cut only.
     """
-    position = {name: [epoch, *place] for name, place in _decode(absent.position).items()}
+    gone = CleanRow(table="", op="d", key="", columns={}, time_us=absent.time_us, is_snapshot=True)
+    gone.position = {name: [epoch, *place] for name, place in _decode(absent.position).items()}
+    gone.provenance, gone.at = {"reason": ABSENT}, absent.place
     for table, entity in sorted(absent.tables.items()):
         if table < cut.table:
             continue
         for key in _keys(entity, states, held, cut.key if table == cut.table else ""):
             if key not in absent.keys[entity]:
-                yield CleanRow(
-                    table=table,
-                    op="d",
-                    key=key,
-                    columns={},
-                    position=position,
-                    time_us=absent.time_us,
-                    is_snapshot=True,
-                    provenance={"reason": ABSENT},
-                    at=absent.place,
-                )
+                yield msgspec.structs.replace(gone, table=table, key=key)
 
 
 def bounded(gone: Iterable[CleanRow], batch: NumberedBatch, cut: Cut) -> Iterator[CleanRow]:

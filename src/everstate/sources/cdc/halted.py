@@ -83,9 +83,7 @@ def source_time_s(position: Mapping[str, Any]) -> float | None:
     """When the source wrote the change at the stored position, in seconds since 1970."""
     if "ts_usec" in position:
         return float(position["ts_usec"]) / 1e6
-    if "ts_sec" in position:
-        return float(position["ts_sec"])
-    return None
+    return float(position["ts_sec"]) if "ts_sec" in position else None
 
 
 class SnapshotWatch:

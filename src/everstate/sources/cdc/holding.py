@@ -44,6 +44,8 @@ REFUSED: Final = "a row was refused"
 LOST: Final = "raw rows were deleted before they were cleaned"
 _UNPLACED: Final = "unplaced"
 """Scheme of the position of states that came without one: 1 for the oldest; 0 is before all."""
+_NONE: Final[Mapping[str, list[int | str]]] = {_UNPLACED: [0]}
+RowPosition = Mapping[str, list[int | str]]
 HELD = "held"
 """Last part of the topic's name, ``<prefix>.capture.<source>.held``."""
 
@@ -205,7 +207,7 @@ class Doubts:
         whole = self._held.get((entity[0], ""))
         if whole is None or known is None:
             return False
-        later = is_after(_newest(known.position), whole.position)  # type: ignore[arg-type]
+        later = is_after(_newest([known.position]), whole.position)  # type: ignore[arg-type]
         # Of states without a position, none is newer than a state that has one.
         return later is False or (later is None and _UNPLACED not in whole.position)
 
@@ -217,7 +219,7 @@ class Doubts:
         whole, own = self._held.get((entity[0], "")), self._held.get(entity)
         if whole is None or (own is not None and len(own.rows) > 1):
             return b"" if known is None else known.place
-        last = _newest(whole.position, *([known.position] if known else []))
+        last = _newest([whole.position, *([known.position] if known else [])])
         turn = last.get(_UNPLACED)
         newer = behind([last]) if turn is None else {_UNPLACED: [int(turn[0]) + 1]}
         return msgspec.json.encode(newer)
@@ -242,7 +244,7 @@ class Doubts:
         if held is None and whole is not None:
             if known is None or self.is_unsure(entity, known):
                 return set()
-            whole.position = _newest(whole.position, known.position)
+            whole.position = _newest([whole.position, known.position])
             return {(whole.entity, whole.key)}
         if held is None:
             held = HeldEntity(row.table, *entity, row.columns, REFUSED, now_s)
@@ -264,23 +266,29 @@ class Doubts:
         self._count[entity] = len(merged)
         if len(merged) <= self._keys_max:
             return set()
-        states = [known for each in merged if (known := lookup(*each)) is not None]
-        before = [self._held.pop(each).position for each in merged if not each[1]]
-        for each in merged:
-            self._held.pop(each, None)
-        whole = HeldEntity(table, entity, "", {}, REFUSED, now_s, is_unsure=True)
-        whole.position = _newest(*before, *(known.position for known in states))
-        self._held[entity, ""] = whole
+        states = [known.position for each in merged if (known := lookup(*each)) is not None]
+        before = [self._held.pop(each).position for each in merged]
+        # The entries of single entities have no position.
+        newest = [*filter(None, before), *states]
+        self._held[entity, ""] = _whole(table, entity, REFUSED, now_s, newest)
         self._count[entity] = 1
         return {*merged, (entity, "")}
 
 
-def _newest(*positions: Mapping[str, list[int | str]]) -> dict[str, list[int | str]]:
+def _whole(
+    table: str, entity: str, reason: str, now_s: float, positions: Iterable[RowPosition]
+) -> HeldEntity:
+    """The entry for a whole entity type whose uncertain states have these positions."""
+    newest = _newest(positions)
+    return HeldEntity(table, entity, "", {}, reason, now_s, is_unsure=True, position=newest)
+
+
+def _newest(positions: Iterable[RowPosition]) -> dict[str, list[int | str]]:
     """The newest of these positions, of rows of the log and of snapshots taken at a place in it.
 
     An empty one is the oldest of those that are no place in the log.
     """
-    newest: dict[str, list[int | str]] = {_UNPLACED: [0]}
+    newest: dict[str, list[int | str]] = {**_NONE}
     for position in positions:
         for scheme, place in (position or {_UNPLACED: [1]}).items():
             name = scheme.removeprefix(SNAPSHOT)
@@ -304,21 +312,17 @@ def doubt_all(
     """
     changed = set[EntityKey]()
     for table in () if capture.outbox is not None else tables:
-        entity, newest = capture.tables[table].entity, None
-        for (name, key), one in held.items():
-            if name == entity and one.rows:
+        entity = capture.tables[table].entity
+        for name, one in held.items():
+            if name[0] == entity and one.rows:
                 one.doubt(0)
-                changed.add((entity, key))
-        for _, row in copy.scan(state_name(entity, "")):
-            newest = _newest(*([newest] if newest else []), known_row(row).position)
-        if newest is not None:
-            whole = held.get((entity, ""))
-            held[entity, ""] = HeldEntity(
-                *(table, entity, "", {}, LOST, now_s),
-                is_unsure=True,
-                position=_newest(*([whole.position] if whole else []), newest),
-            )
-            changed.add((entity, ""))
+                changed.add(name)
+        states, whole = copy.scan(state_name(entity, "")), (entity, "")
+        newest = _newest(known_row(row).position for _, row in states)
+        if newest != _NONE:
+            before = [held[whole].position] if whole in held else []
+            held[whole] = _whole(table, entity, LOST, now_s, [*before, newest])
+            changed.add(whole)
     return changed
 
 

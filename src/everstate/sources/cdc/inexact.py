@@ -17,7 +17,7 @@ from everstate.sources.cdc.database import (
     quoted,
     quoted_name,
 )
-from everstate.sources.cdc.mapping import TableMapping
+from everstate.sources.cdc.mapping import mapping_of
 from everstate.sources.cdc.mariadb_checks import SIGN, modes_missing
 
 _POSTGRES_TYPES: Final = """\
@@ -67,7 +67,13 @@ _NO_CALENDAR: Final = (
     " time of the year 0, which it writes as one of the year 1"
 )
 _NO_YEAR: Final = "Debezium writes the year 0000 as 2000 in snapshots and as 1900 in changes"
-
+_HAS_NO_YEAR: Final = f"a row has the year 0000, and {_NO_YEAR}"
+_NO_DAY: Final = "max(0 IN (year({0}), month({0}), day({0})))"
+_ODD: Final = {
+    **dict.fromkeys(("date", "datetime", "timestamp"), _NO_DAY),
+    "year": "max({0} < 1901)",
+}
+"""Type of a column → SQL that says whether it has such values."""
 
 _Texts = tuple[str, str, str]
 """How Debezium writes other values than a column has, what a user can do about it, and a statement
@@ -116,11 +122,10 @@ def inexact_in_postgres(run: RunQuery, tables: Iterable[str]) -> Iterator[Inexac
         table, column, kind = row["name"], row["column"], row["type"]
         if kind in _POSTGRES:
             yield _left_out(table, column, _POSTGRES[kind])
-        elif kind in _FIRST:
-            if not any(map(_FIRST_DAY.fullmatch, row["checks"])):
-                check = f"{_FIRST[kind]} <= ALL ({quoted_name(column)})"
-                facts = {"kind": kind, "name": quoted(table), "check": check}
-                yield _settled(table, column, _BEFORE_CHRIST, **facts)
+        elif kind in _FIRST and not any(map(_FIRST_DAY.fullmatch, row["checks"])):
+            check = f"{_FIRST[kind]} <= ALL ({quoted_name(column)})"
+            facts = {"kind": kind, "name": quoted(table), "check": check}
+            yield _settled(table, column, _BEFORE_CHRIST, **facts)
         elif kind == "date":
             days.setdefault(table, []).append(column)
     for table, columns in days.items():
@@ -148,44 +153,34 @@ def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> Iterator[Inexact
     (server,) = run("SELECT @@GLOBAL.sql_mode AS mode")
     takes_them = bool(modes_missing(str(server["mode"])))
     for table in tables:
-        listed = run(_MARIA_TYPES, *table.split(".", 1))
-        floats = (str(each["name"]) for each in listed if each["type"] == "float")
-        yield from (_settled(table, column, _ROUNDED) for column in floats)
-        years = [str(each["name"]) for each in listed if each["type"] == "year"]
-        yield from _years(run, table, years) if years else ()
-        columns = [column for column in listed if column["type"] not in ("float", "year")]
-        if not columns:
+        named = table.split(".", 1)
+        listed = {str(each["name"]): each for each in run(_MARIA_TYPES, *named)}
+        floats = [name for name, each in listed.items() if each["type"] == "float"]
+        yield from (_settled(table, name, _ROUNDED) for name in floats)
+        odd = {
+            name: _ODD[each["type"]].format(quoted_name(name, SIGN))
+            for name, each in listed.items()
+            if each["type"] in _ODD
+        }
+        if not odd:
             continue
-        named = [quoted_name(str(column["name"]), SIGN) for column in columns]
-        sides = [f"max(0 IN (year({name}), month({name}), day({name})))" for name in named]
-        (row,) = run(f"SELECT {', '.join(sides)} FROM {quoted(table, '`')}")
-        for column, has in zip(columns, row.values(), strict=True):
+        (row,) = run(f"SELECT {', '.join(odd.values())} FROM {quoted(table, SIGN)}")
+        for name, has in zip(odd, row.values(), strict=True):
+            is_year, check = listed[name]["type"] == "year", f"{quoted_name(name, SIGN)} >= 1901"
             if has:
-                yield _left_out(table, str(column["name"]), _NO_CALENDAR)
-            elif takes_them and column["has_other"]:
-                yield _settled(table, str(column["name"]), _MAY_COME)
-
-
-def _years(run: RunQuery, table: str, columns: list[str]) -> Iterator[InexactColumn]:
-    """The columns of years that have, or may get, the year 0000."""
-    named = {column: quoted_name(column, SIGN) for column in columns}
-    has = ", ".join(f"max({name} < 1901)" for name in named.values())
-    (row,) = run(f"SELECT {has} FROM {quoted(table, '`')}")
-    checks = {each["text"] for each in run(_MARIA_CHECKS, *table.split(".", 1))}
-    for (column, name), has_it in zip(named.items(), row.values(), strict=True):
-        check = f"{name} >= 1901"
-        if has_it:
-            yield _left_out(table, column, f"a row has the year 0000, and {_NO_YEAR}")
-        elif check not in checks:
-            yield _settled(table, column, _YEARS, name=quoted(table, "`"), check=check)
+                yield _left_out(table, name, _HAS_NO_YEAR if is_year else _NO_CALENDAR)
+            elif is_year and check not in [each["text"] for each in run(_MARIA_CHECKS, *named)]:
+                yield _settled(table, name, _YEARS, name=quoted(table, SIGN), check=check)
+            elif not is_year and takes_them and listed[name]["has_other"]:
+                yield _settled(table, name, _MAY_COME)
 
 
 def inexact_in_outbox(run: RunQuery, table: str) -> list[InexactColumn]:
     """Columns of an outbox whose nulls Debezium's router replaces by their default."""
     reason = "a null in it would be read as its default"
     advice = "Remove its default, or make it NOT NULL."
-    rows = run(_MARIA_DEFAULTS, *table.split(".", 1))
-    return [InexactColumn(table, str(row["name"]), reason, advice) for row in rows]
+    names = [str(row["name"]) for row in run(_MARIA_DEFAULTS, *table.split(".", 1))]
+    return [InexactColumn(table, name, reason, advice) for name in names]
 
 
 def check_values(
@@ -199,23 +194,12 @@ def check_values(
     for each in inexact:
         reason = each.reason
         if capture.outbox is None or each.table != capture.outbox.table:
-            field = _field_of(capture, entities, each)
-            if field is None:
+            mapping = mapping_of(capture, each.table, entities)
+            field = None if mapping is None else mapping.field_of(each.column)
+            types = map(str.lower, mapping.table.types if mapping else ())
+            if field is None or (each.settled_by_type and each.column.lower() in types):
                 continue
             reason += f", so field {field} would have other values than the table"
         name = f"values of {each.table}.{each.column}"
         findings.append(Finding(name, "fail", reason, each.sql, each.advice))
     return findings
-
-
-def _field_of(
-    capture: Capture, entities: Mapping[str, EntityType], inexact: InexactColumn
-) -> str | None:
-    """The field that would have wrong values; None: no field has them."""
-    declared = capture.tables.get(inexact.table)
-    entity_type = None if declared is None else entities.get(declared.entity)
-    if declared is None or entity_type is None:
-        return None
-    if inexact.settled_by_type and inexact.column.lower() in map(str.lower, declared.types):
-        return None
-    return TableMapping(capture, inexact.table, declared, entity_type).field_of(inexact.column)

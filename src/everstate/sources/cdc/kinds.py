@@ -9,10 +9,9 @@ from functools import partial
 from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture
-from everstate.log.topics import TopicNames
 from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.numbering import Numbering
-from everstate.sources.cdc.outbox_numbering import OutboxNumbering, RoutedRecords
+from everstate.sources.cdc.outbox_numbering import OutboxNumbering
 from everstate.sources.cdc.outbox_reading import RoutedReader
 from everstate.sources.cdc.reading import RawReader
 
@@ -23,26 +22,24 @@ class CaptureKind:
 
     reader: RawReader
     """Reads one raw record."""
-    records: CaptureComposer | RoutedRecords
+    records: CaptureComposer
     """Collects the records of a batch."""
-    numbering: Callable[..., Numbering | OutboxNumbering]
+    numbering: Callable[..., Numbering]
     """Makes what numbers rows, from held rows and the options of :class:`Numbering`."""
 
 
 def kind_of(config: Config, capture: Capture, entities: Mapping[str, EntityType]) -> CaptureKind:
     """The kind of a declared capture: tables, or an outbox, whose rows are changes already."""
     known = {name: entities[name] for name in capture.entities}
-    held_max = config.pipeline.held_max
-    if capture.outbox is None:
-        reader, composer = RawReader(capture, known), CaptureComposer(config, capture, known)
-        numbering = partial(Numbering, reader, composer, held_max=held_max)
-        return CaptureKind(reader, composer, numbering)
-    routed = RoutedReader(
-        *(capture, known),
-        message_bytes_max=config.log.message_bytes_max,
-        ahead_hours=config.log.occurred_ahead_hours,
-    )
-    records = RoutedRecords(TopicNames(config.log.prefix))
-    return CaptureKind(
-        routed, records, partial(OutboxNumbering, capture, known, records, held_max=held_max)
-    )
+    composer, held_max = CaptureComposer(config, capture, known), config.pipeline.held_max
+    reader: RawReader = RawReader(capture, known)
+    numbering = Numbering
+    if capture.outbox is not None:
+        numbering = OutboxNumbering
+        reader = RoutedReader(
+            *(capture, known),
+            message_bytes_max=config.log.message_bytes_max,
+            ahead_hours=config.log.occurred_ahead_hours,
+        )
+    make = partial(numbering, reader, composer, held_max=held_max)
+    return CaptureKind(reader, composer, make)

@@ -172,9 +172,8 @@ class TableMapping:
     def translation(self, field: str) -> Translation:
         """Translation by which a field gets its name."""
         for column, by in self.table.translations.items():
-            if isinstance(by, Translation) and field == self._named.get(
-                column.lower(), self._field(column)
-            ):
+            named = self._named.get(column.lower(), self._field(column))
+            if isinstance(by, Translation) and field == named:
                 return by
         raise KeyError(field)
 
@@ -231,8 +230,11 @@ class TableMapping:
             clean.known, clean.codes = fields, codes
         return clean
 
-    def encode(self, fields: Mapping[str, Any], key: str) -> bytes:
-        """JSON of a whole state, with computed fields added and validated by the model."""
+    def encode(self, fields: Mapping[str, Any], key: str | None) -> bytes:
+        """JSON of a whole state, with computed fields added and validated by the model.
+
+        ``key``: that of its key columns, which must be the model's; ``None``: they are not known.
+        """
         state = fields
         if self.table.computed:
             state = dict(fields)
@@ -240,7 +242,7 @@ class TableMapping:
                 state[field] = self._computed(field, function, state)
         try:
             entity = self._validated(state)
-            found = self.entity_type.key_of(entity)
+            found = None if key is None else self.entity_type.key_of(entity)
             encoded = self.entity_type.encode(entity, "made")
         except InvalidChange as cause:
             raise Unreadable(f"{cause.field}: {cause.reason}") from cause
@@ -522,13 +524,10 @@ class TableMapping:
             return None
         try:
             fields, codes = self.fields(image, types)
-            if codes or self._needed - fields.keys():
+            if codes or not self.has_all(fields):
                 return None
-            state = {**fields}
-            for field, function in self.table.computed.items():
-                state[field] = self._computed(field, function, state)
-            return self.entity_type.encode(self._validated(state), "made")
-        except (Unreadable, InvalidChange):
+            return self.encode(fields, None)
+        except Unreadable:
             return None
 
     def parents(self, fields: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -560,3 +559,13 @@ class TableMapping:
             if source.get(name):
                 return found, str(source[name])
         return found, None
+
+
+def mapping_of(
+    capture: Capture, table: str, entities: Mapping[str, EntityType]
+) -> TableMapping | None:
+    """The mapping of a table; ``None``: it is not declared, or its entity type is not known."""
+    declared = capture.tables.get(table)
+    if declared is None or declared.entity not in entities:
+        return None
+    return TableMapping(capture, table, declared, entities[declared.entity])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -31,12 +32,7 @@ from everstate.sources.cdc.database import (
     quoted_name,
 )
 from everstate.sources.cdc.inexact import inexact_in_mariadb, inexact_in_outbox
-from everstate.sources.cdc.mariadb_checks import (
-    SIGN,
-    MariaChecks,
-    create_table,
-    has_table,
-)
+from everstate.sources.cdc.mariadb_checks import SIGN, MariaChecks, create_table, has_table
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.shapes.places import binlog_place, last_number
 from everstate.telemetry import without_secret
@@ -53,20 +49,28 @@ REMOVED: Final = "Removed"
 _AWAY: Final = frozenset({1040, 1053, 1927, 2002, 2003, 2006, 2013, 2055})
 """Codes of a server that does not answer now; every other one is a refusal."""
 _TLS_MODES: Final = ("disable", "trust", "verify-ca", "verify-full")
-_INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "year"})
-
+_INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint", "year")
 _UNREADABLE: Final = frozenset({"inet4", "inet6"})
 _UNTOLD: Final = {"uuid": "Debezium writes another uuid for a change than the table has"}
 _UNITS: Final[Mapping[str, ColumnUnit]] = {
     "date": "days",
     "datetime": "times",
     "time": "times of day",
-    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "year"), "numbers"),
+    **dict.fromkeys(_INTEGERS, "numbers"),
 }
 _COLUMNS: Final = """\
 SELECT column_name AS name, IF(column_type = 'bit(1)', column_type, data_type) AS type
 FROM information_schema.columns
 WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
+_WHOLE_TYPES: Final = """\
+SELECT column_name AS name, column_type AS type, character_set_name AS charset
+FROM information_schema.columns
+WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
+_PRIMARY: Final = """\
+SELECT k.column_name AS name, c.data_type AS type FROM information_schema.statistics k
+JOIN information_schema.columns c USING (table_schema, table_name, column_name)
+WHERE k.table_schema = %s AND k.table_name = %s AND k.index_name = 'PRIMARY'
+ORDER BY k.seq_in_index"""
 _ENGINE: Final = """\
 SELECT engine FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s AND engine = %s"""
@@ -144,25 +148,20 @@ def _tls(address: Address) -> ssl.SSLContext | None:
     return context
 
 
-def mariadb_own(capture: Capture, names: CaptureNames) -> OwnTables:
-    """Our table of one capture, in the database of its first table.
-
-    There is no table for heartbeats: MariaDB keeps no log for an idle connector, and the connector
-    sends heartbeats only while the binlog has new events.
-    """
-    database = capture.captured_tables[0].partition(".")[0]
-    return OwnTables(f"{database}.everstate_signals_{names.identifier}")
-
-
 class MariaDatabase(CapturedDatabase):
     """A connection to a captured MariaDB database, as the connector's own user."""
 
     product, sign = "MariaDB", SIGN
+    address_of = staticmethod(mariadb_address)
     replacing = "ON DUPLICATE KEY UPDATE data = VALUES(data)"
 
     def __init__(self, capture: Capture, names: CaptureNames, dsn: str) -> None:
         address, password = mariadb_address(dsn)
-        super().__init__(capture, names, address, mariadb_own(capture, names))
+        # It has no table for heartbeats: MariaDB keeps no log for an idle connector, which sends
+        # heartbeats only while the binlog has new events.
+        schema = capture.captured_tables[0].partition(".")[0]
+        own = OwnTables(f"{schema}.everstate_signals_{names.identifier}")
+        super().__init__(capture, names, address, own)
         driver = _driver(capture)
         with self._translated("connecting"):
             self._connection = driver.connect(
@@ -200,11 +199,12 @@ class MariaDatabase(CapturedDatabase):
         found = {}
         with self._translated("reading the columns"):
             for table in self._capture.captured_tables if self._capture.outbox is None else ():
-                rows = self._rows(_COLUMNS, *table.split(".", 1))
+                named = table.split(".", 1)
+                rows = self._rows(_COLUMNS, *named)
                 columns = tuple(source_column(str(r["name"]), str(r["type"])) for r in rows)
                 key = tuple(str(column["name"]) for column in self._key(table))
                 if columns:
-                    found[table] = TableShape(columns, key, bool(self._primary_key(table)))
+                    found[table] = TableShape(columns, key, bool(self._rows(_PRIMARY, *named)))
         return found
 
     def printed_rows(self, table: str, columns: Sequence[SourceColumn]) -> PrintedRows:
@@ -271,12 +271,7 @@ class MariaDatabase(CapturedDatabase):
     def columns(self, table: str) -> list[dict[str, Any]]:
         """Name, type and character set of a table's columns, in the order of the binlog."""
         with self._translated("reading the columns"):
-            return self._rows(
-                "SELECT column_name AS name, column_type AS type, character_set_name AS charset "
-                "FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
-                "ORDER BY ordinal_position",
-                *table.split(".", 1),
-            )
+            return self._rows(_WHOLE_TYPES, *table.split(".", 1))
 
     def inexact_columns(self) -> list[InexactColumn]:
         """Columns with dates that no calendar has, by one pass over each table with dates.
@@ -299,7 +294,7 @@ class MariaDatabase(CapturedDatabase):
             known = self._rows("SHOW GLOBAL VARIABLES LIKE 'server_uid'")
             if known:
                 return f"server {known[0]['Value']}"
-            row = self._rows("SELECT @@hostname AS name, @@server_id AS id")[0]
+            (row,) = self._rows("SELECT @@hostname AS name, @@server_id AS id")
         return f"server {row['name']} {row['id']}"
 
     def went_back(self, place: bytes, offset: Mapping[str, Any]) -> str | None:
@@ -329,32 +324,26 @@ class MariaDatabase(CapturedDatabase):
             )
             logs = self._rows("SHOW BINARY LOGS")
             newest = str(self._rows("SELECT @@global.gtid_binlog_pos AS at")[0]["at"])
-        sizes = [(str(row["Log_name"]), int(row["File_size"])) for row in logs]
+        sizes = {str(row["Log_name"]): int(row["File_size"]) for row in logs}
         if newest and _gtids(newest) == _gtids(str(offset.get("gtids", ""))):
             # A connector that starts from a GTID stores the binlog's start until it reads a row.
             return ConnectorStanding(bool(dumps), 0, None, idle=True)
         file, position = offset.get("file"), offset.get("pos")
         if file is None or position is None:
-            return ConnectorStanding(
-                bool(dumps), None, None, "the connector has stored no position yet"
-            )
-        named = [name for name, _size in sizes]
-        if file not in named:
+            note = "the connector has stored no position yet"
+            return ConnectorStanding(bool(dumps), None, None, note)
+        if file not in sizes:
             note = f"the server has removed {file}, which the connector needs"
             return ConnectorStanding(bool(dumps), None, None, note, is_lost=True)
-        after = sizes[named.index(file) :]
-        behind = max(0, sum(size for _name, size in after) - int(position))
-        return ConnectorStanding(
-            bool(dumps), behind, None, idle=self._is_idle(f"{file}:{position}")
-        )
-
-    def _is_idle(self, place: str) -> bool:
-        """Whether nothing of the captured tables is in the binlog after a place."""
+        names = list(sizes)
+        after = names[names.index(file) :]
+        behind = max(0, sum(sizes[name] for name in after) - int(position))
+        unread = list(islice(self.events(f"{file}:{position}"), _EVENTS_MAX))
         maps = tuple(f"({table})" for table in self._capture.captured_tables)
-        unread = list(islice(self.events(place), _EVENTS_MAX))
-        return len(unread) < _EVENTS_MAX and not any(
+        idle = len(unread) < _EVENTS_MAX and not any(
             event.kind == "Table_map" and event.info.endswith(maps) for event in unread
         )
+        return ConnectorStanding(bool(dumps), behind, None, idle=idle)
 
     def log_end(self) -> str:
         """Where the binlog ends, as ``binlog.000003:4711``."""
@@ -386,25 +375,9 @@ class MariaDatabase(CapturedDatabase):
     def _key(self, table: str) -> list[dict[str, Any]]:
         declared = self._capture.tables.get(table)
         if declared is None or not declared.key_columns:
-            return self._primary_key(table)
-        database, _, name = table.partition(".")
-        found = self._rows(
-            "SELECT column_name AS name, data_type AS type FROM information_schema.columns "
-            "WHERE table_schema = %s AND table_name = %s AND column_name IN %s",
-            *(database, name, declared.key_columns),
-        )
-        return sorted(found, key=lambda column: declared.key_columns.index(column["name"]))
-
-    def _primary_key(self, table: str) -> list[dict[str, Any]]:
-        database, _, name = table.partition(".")
-        return self._rows(
-            "SELECT k.column_name AS name, c.data_type AS type "
-            "FROM information_schema.statistics k JOIN information_schema.columns c "
-            "USING (table_schema, table_name, column_name) "
-            "WHERE k.table_schema = %s AND k.table_name = %s "
-            "AND k.index_name = 'PRIMARY' ORDER BY k.seq_in_index",
-            *(database, name),
-        )
+            return self._rows(_PRIMARY, *table.split(".", 1))
+        types = {column["name"]: column for column in self._rows(_COLUMNS, *table.split(".", 1))}
+        return [types[name] for name in declared.key_columns if name in types]
 
     def _literal(self, value: Any, kind: str, is_raw: bool) -> str:
         if kind.lower() in _INTEGERS:
@@ -469,8 +442,7 @@ def _place(offset: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def _sequences(text: str) -> dict[str, int]:
     """GTIDs, such as ``0-1-270,1-1-3``: domain → number of its last transaction."""
-    parts = [one.split("-") for one in _gtids(text)]
-    return {part[0]: int(part[2]) for part in parts if len(part) == 3 and part[2].isdigit()}
+    return {domain: int(number) for domain, number in re.findall(r"(\d+)-\d+-(\d+)", text)}
 
 
 def _gtids(text: str) -> set[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from everstate.declarations.captures import Capture
 from everstate.sources.cdc.connectors import OwnTables
 from everstate.sources.cdc.database import (
+    ONE_ENTITY,
     Finding,
     FindingOutcome,
     RunQuery,
@@ -27,6 +28,8 @@ _WANTED: Final[dict[str, tuple[str, FindingOutcome, str]]] = {
 }
 _POSITIONS: Final = "binlog_legacy_event_pos"
 """MariaDB from 11.4 on leaves out the positions of events within a transaction, unless it is ON."""
+_FAILS: Final = "the connector fails at the table"
+_IN_FILE: Final = "Put it into the configuration file too"
 _NO_ZERO_DATES: Final = ("NO_ZERO_DATE", "NO_ZERO_IN_DATE")
 _KEEP_S_MIN: Final = 86_400
 _GLOBAL: Final = {
@@ -56,6 +59,11 @@ _HASHED: Final = (
     "OR sum(if(sub_part IS NULL, character_octet_length, 0)) > 3072 ORDER BY 1"
 )
 """Unique keys with a hidden column: a key of another type may be declared as HASH, and is none."""
+# Constraints are visible only with a right to write; columns with a right to read.
+_IS_KEYED: Final = (
+    "SELECT sum(column_key = 'PRI') AS keyed FROM information_schema.columns "
+    "WHERE table_schema = %s AND table_name = %s HAVING count(*) > 0"
+)
 _COLUMN: Final = re.compile(r"`([^`]+)`")
 _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 
@@ -80,8 +88,7 @@ class MariaChecks:
             *self._log(),
             rights,
             *(self._logged() if rights.outcome == "ok" else ()),
-            *self._captured(),
-            *self._positions(),
+            *self.tables(),
             self._own_table(),
         ]
 
@@ -89,24 +96,16 @@ class MariaChecks:
         """What is found of the captured tables, and whether their rows can be told apart."""
         return [*self._captured(), *self._positions()]
 
-    def slot(self) -> list[Finding]:
-        """MariaDB has no slots."""
-        return []
-
     def _log(self) -> list[Finding]:
         version = str(self._rows("SELECT version() AS v")[0]["v"])
         has_log = self._settings.get("log_bin", "OFF") in ("ON", "1")
         number = self._settings.get("server_id", "0")
+        is_ours, told = "mariadb" in version.lower(), "ON" if has_log else "there is no binlog"
+        other = "This connector is for MariaDB; with MySQL it would not report transactions."
+        no_log = "Set log-bin in the server's configuration file and restart it."
         return [
-            verdict(
-                *("version", version, "mariadb" in version.lower()),
-                advice="This connector is for MariaDB; with MySQL it would not report "
-                "transactions.",
-            ),
-            verdict(
-                *("log_bin", "ON" if has_log else "there is no binlog", has_log),
-                advice="Set log-bin in the server's configuration file and restart it.",
-            ),
+            verdict("version", version, is_ours, advice=other),
+            verdict("log_bin", told, has_log, advice=no_log),
             *(self._setting(name, *wanted) for name, wanted in _WANTED.items()),
             *self._zero_dates(),
             verdict("server_id", number, number != "0", "SET GLOBAL server_id = 1;"),
@@ -117,41 +116,35 @@ class MariaChecks:
         found = self._settings.get(name, "unknown")
         if found.upper() == wanted or (wanted == "ON" and found == "1"):
             return Finding(name, "ok", found)
-        statement = f"SET GLOBAL {name} = '{wanted}';"
-        advice = f"Put it into the configuration file too: {why}."
+        statement, advice = f"SET GLOBAL {name} = '{wanted}';", f"{_IN_FILE}: {why}."
         return Finding(name, outcome, f"{found}, wanted {wanted}", (statement,), advice)
 
     def _positions(self) -> list[Finding]:
         """Whether events of a transaction have their positions; older servers always write them."""
-        found = self._settings.get(_POSITIONS)
-        if found is None:
+        if (found := self._settings.get(_POSITIONS)) is None:
             return []
         if found in ("ON", "1"):
             return [Finding(_POSITIONS, "ok", found)]
-        why = "rows of one transaction have one position: re-read rows look like new ones"
-        advice = "Put it into the configuration file too. It holds for transactions from then on."
-        statement = f"SET GLOBAL {_POSITIONS} = ON;"
-        return [Finding(_POSITIONS, "fail", f"{found}: {why}", (statement,), advice)]
+        found += ": rows of one transaction have one position: re-read rows look like new ones"
+        advice = f"{_IN_FILE}. It holds for transactions from then on."
+        return [Finding(_POSITIONS, "fail", found, (f"SET GLOBAL {_POSITIONS} = ON;",), advice)]
 
     def _zero_dates(self) -> list[Finding]:
         """Whether the server takes dates that no calendar has; Debezium writes others for them."""
-        found = self._settings.get("sql_mode")
-        if found is None:
+        if (found := self._settings.get("sql_mode")) is None:
             return []
-        missing = modes_missing(found)
-        if not missing:
+        if not (missing := modes_missing(found)):
             return [Finding("sql_mode", "ok", ", ".join(_NO_ZERO_DATES))]
         lacks = f"without {', '.join(missing)} a date may have month 0 or day 0, and would be "
         lacks += "captured as null or as 1970-01-01"
         added = "".join(f",{mode}" for mode in missing)
         statement = f"SET GLOBAL sql_mode = concat(@@GLOBAL.sql_mode, '{added}');"
-        advice = "Put it into the configuration file too; sessions of the application may set it."
+        advice = f"{_IN_FILE}; sessions of the application may set it."
         return [Finding("sql_mode", "warn", lacks, (statement,), advice)]
 
     def _retention(self) -> Finding:
-        seconds = int(float(self._settings.get("binlog_expire_logs_seconds", "0")))
-        if seconds == 0:
-            seconds = int(float(self._settings.get("expire_logs_days", "0")) * 86_400)
+        days = float(self._settings.get("expire_logs_days", "0"))
+        seconds = float(self._settings.get("binlog_expire_logs_seconds", "0")) or days * 86_400
         if seconds == 0 or seconds >= _KEEP_S_MIN:
             found = "for ever" if seconds == 0 else f"{seconds / 3600:,.0f} h"
             return Finding("binlog kept", "ok", found)
@@ -161,18 +154,13 @@ class MariaChecks:
 
     def _global_rights(self) -> Finding:
         held = self._grants.get("*.*", set())
-        missing = [
-            right
-            for right, names in _GLOBAL.items()
-            if "ALL PRIVILEGES" not in held and not held.intersection(names)
-        ]
+        missing = [r for r, names in _GLOBAL.items() if not held & {*names, "ALL PRIVILEGES"}]
         return self._lacking("rights", missing, list(_GLOBAL), "*.*")
 
     def _logged(self) -> Iterator[Finding]:
         """Captured databases that the server is configured to leave out of its binlog."""
         status = next(iter(self._rows("SHOW MASTER STATUS")), {})
-        only = _listed(status.get("Binlog_Do_DB"))
-        ignored = _listed(status.get("Binlog_Ignore_DB"))
+        only, ignored = _listed(status, "Binlog_Do_DB"), _listed(status, "Binlog_Ignore_DB")
         for database in sorted({t.partition(".")[0] for t in self._capture.captured_tables}):
             if database in ignored or (only and database not in only):
                 found = f"the server leaves changes of {database} out of its binlog"
@@ -181,42 +169,40 @@ class MariaChecks:
 
     def _captured(self) -> Iterator[Finding]:
         for table in self._capture.captured_tables:
-            database, _, name = table.partition(".")
-            found = self._rows(
-                # Constraints are visible only with a right to write; columns with a right to read.
-                "SELECT sum(column_key = 'PRI') AS keyed FROM information_schema.columns "
-                "WHERE table_schema = %s AND table_name = %s HAVING count(*) > 0",
-                database,
-                name,
-            )
+            found = self._rows(_IS_KEYED, *table.split(".", 1))
             rights = self._rights(table, ("SELECT",))
-            if rights.outcome == "fail":
+            if rights.outcome == "fail" or found:
                 yield rights
-            elif not found:
-                yield no_table(table)
             else:
+                yield no_table(table)
+            if rights.outcome == "ok" and found:
                 made = self._definition(table)
-                yield rights
                 yield self._key(table, bool(found[0]["keyed"]), made)
-                yield from self._cascades(table, made)
-                yield from self._unreadable(table, made)
+                yield from self._unlogged(table, made)
 
     def _definition(self, table: str) -> str:
         """The statement that makes it; a default value in it may be bytes that are no text."""
         self._rows("SET character_set_results = binary")
         try:
-            made = self._rows(f"SHOW CREATE TABLE {quoted(table, '`')}")[0].get("Create Table")
+            made = self._rows(f"SHOW CREATE TABLE {quoted(table, SIGN)}")[0].get("Create Table")
         finally:
             self._rows("SET character_set_results = utf8mb4")
         return made.decode("utf-8", "replace") if isinstance(made, bytes) else str(made)
 
-    def _unreadable(self, table: str, made: str) -> Iterator[Finding]:
-        """Defaults and clauses that stop a connector, whether a field has the column or not."""
-        alter = f"ALTER TABLE {quoted(table, '`')}"
+    def _unlogged(self, table: str, made: str) -> Iterator[Finding]:
+        """Foreign keys that change rows without a record in the binlog, and what stops a connector.
+
+        Defaults and clauses stop it whether a field has the column or not.
+        """
+        if actions := ", ".join(sorted({m["name"] for m in _CASCADE.finditer(made)})):
+            found = f"rows changed by {actions} (ON DELETE or UPDATE) are not in the binlog"
+            advice = "Have the application change these rows itself, or read them again after it: "
+            advice += f"`everstate cdc snapshot {self._capture.name} --table {table}`."
+            yield Finding(f"foreign keys of {table}", "warn", found, advice=advice)
+        alter = f"ALTER TABLE {quoted(table, SIGN)}"
         advice = "Then the application gives the value, or CREATE TRIGGER … BEFORE INSERT does."
         for default, pattern in _UNREAD_DEFAULTS.items():
-            why = f"its default is {default}, which Debezium cannot read: the connector fails at "
-            why += "the table"
+            why = f"its default is {default}, which Debezium cannot read: {_FAILS}"
             for name in pattern.findall(made):
                 drop = f"{alter} ALTER COLUMN `{name}` DROP DEFAULT;"
                 yield Finding(f"default of {table}.{name}", "fail", why, (drop,), advice)
@@ -225,68 +211,45 @@ class MariaChecks:
         advice = "Then make it of a column with a bounded length, such as varchar(190), or of the "
         advice += "first characters: ADD UNIQUE KEY (`title`(190))."
         for row in self._rows(_HASHED, *table.split(".", 1)):
-            drop = f"{alter} DROP KEY {quoted_name(str(row['name']), '`')};"
+            drop = f"{alter} DROP KEY {quoted_name(str(row['name']), SIGN)};"
             yield Finding(f"key {row['name']} of {table}", "fail", why, (drop,), advice)
         if clauses := ", ".join(unreadable_clauses(made)):
-            why = f"it has {clauses}, which Debezium cannot read: the connector fails at the table"
+            why = f"it has {clauses}, which Debezium cannot read: {_FAILS}"
             advice = "Make the table without it, or capture a table without it that is copied to."
             yield Finding(f"table {table}", "fail", why, advice=advice)
 
-    def _cascades(self, table: str, made: str) -> Iterator[Finding]:
-        """Foreign keys whose actions change rows without a record in the binlog."""
-        actions = sorted({m["name"] for m in _CASCADE.finditer(made)})
-        if not actions:
-            return
-        found = f"rows changed by {', '.join(actions)} (ON DELETE or UPDATE) are not in the binlog"
-        advice = "Have the application change these rows itself, or read them again after it: "
-        advice += f"`everstate cdc snapshot {self._capture.name} --table {table}`."
-        yield Finding(f"foreign keys of {table}", "warn", found, advice=advice)
-
     def _own_table(self) -> Finding:
         table = self._own.signals
-        rights = self._rights(table, _OWN)
+        rights, making = self._rights(table, _OWN), f"{create_table(table)};"
         if rights.outcome == "fail":
-            making = create_table(table, careful=True) + ";"
             return Finding(rights.name, "fail", rights.found, (making, *rights.sql))
         if not has_table(self._rows, table):
-            making = create_table(table) + ";"
             return Finding(f"table {table}", "fail", "there is none", (making,))
         return rights
 
     def _key(self, table: str, keyed: bool, made: str) -> Finding:
         """``made``: the statement that makes the table."""
-        name = f"key of {table}"
-        declared = self._capture.tables.get(table)
+        name, declared = f"key of {table}", self._capture.tables.get(table)
         columns = declared.key_columns if declared else ()
-        if keyed and columns:
-            return self._declared_key(name, columns, made)
-        if keyed:
-            return Finding(name, "ok", "it has a primary key")
-        if columns:
-            found = f"there is no primary key; it is read by its declared {', '.join(columns)}"
-            advice = "Rows with the same values of the declared key_columns become one entity."
-            return Finding(name, "warn", found, advice=advice)
-        statement = f"ALTER TABLE {quoted(table, '`')} ADD PRIMARY KEY (`id`);"
-        advice = "With the columns that name a row; or declare its Table with key_columns."
-        return Finding(name, "fail", "there is no primary key", (statement,), advice)
-
-    def _declared_key(self, name: str, columns: Sequence[str], made: str) -> Finding:
-        """Declared key columns of a table that has a primary key too."""
         listed = ", ".join(columns)
+        if not keyed and columns:
+            found = f"there is no primary key; it is read by its declared {listed}"
+            return Finding(name, "warn", found, advice=ONE_ENTITY)
+        if not keyed:
+            statement = f"ALTER TABLE {quoted(table, SIGN)} ADD PRIMARY KEY (`id`);"
+            advice = "With the columns that name a row; or declare its Table with key_columns."
+            return Finding(name, "fail", "there is no primary key", (statement,), advice)
         unique = [set(_COLUMN.findall(m["columns"])) for m in _UNIQUE.finditer(made)]
-        if any(each <= set(columns) for each in unique):
-            return Finding(name, "ok", f"it has {listed}")
+        if not columns or any(each <= set(columns) for each in unique):
+            return Finding(name, "ok", f"it has {listed or 'a primary key'}")
         found = f"no unique key of the table is within the declared key_columns {listed}"
-        advice = "Rows with the same values of the declared key_columns become one entity."
         # Each unique key of a partitioned table has the columns that it is partitioned by.
         outcome: FindingOutcome = "warn" if "PARTITION BY" in made else "fail"
-        return Finding(name, outcome, found, advice=advice)
+        return Finding(name, outcome, found, advice=ONE_ENTITY)
 
     def _rights(self, table: str, wanted: tuple[str, ...]) -> Finding:
-        database = table.partition(".")[0]
-        held: set[str] = set()
-        for scope in ("*.*", f"{database}.*", table):
-            held |= self._grants.get(scope, set())
+        scopes = "*.*", f"{table.partition('.')[0]}.*", table
+        held = set[str]().union(*(self._grants.get(scope, ()) for scope in scopes))
         missing = [right for right in wanted if not held & {right, "ALL PRIVILEGES"}]
         return self._lacking(f"rights on {table}", missing, wanted, quoted(table, SIGN))
 
@@ -302,37 +265,29 @@ class MariaChecks:
 def modes_missing(sql_mode: str) -> list[str]:
     """What a server's ``sql_mode`` lacks so that it refuses dates that no calendar has."""
     modes = set(sql_mode.split(","))
-    missing = [mode for mode in _NO_ZERO_DATES if mode not in modes]
-    if not modes & {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"}:
-        missing.append("STRICT_TRANS_TABLES")
-    return missing
+    strict = [] if modes & {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"} else ["STRICT_TRANS_TABLES"]
+    return [mode for mode in _NO_ZERO_DATES if mode not in modes] + strict
 
 
-def _listed(names: object) -> set[str]:
-    return {name.strip() for name in str(names or "").split(",") if name.strip()}
+def _listed(status: Mapping[str, Any], name: str) -> set[str]:
+    return {each.strip() for each in str(status.get(name) or "").split(",") if each.strip()}
 
 
 def has_table(rows: RunQuery, table: str) -> bool:
     """Whether our table exists, and is visible."""
-    columns = "SELECT column_name FROM information_schema.columns"
-    named = "WHERE table_schema = %s AND table_name = %s"
-    return bool(rows(f"{columns} {named}", *table.split(".", 1)))
+    return bool(rows(_IS_KEYED, *table.split(".", 1)))
 
 
-def create_table(table: str, *, careful: bool = False) -> str:
-    """The statement that makes our table; ``careful``: the table may exist already."""
+def create_table(table: str) -> str:
+    """The statement that makes our table, which may exist already."""
     columns = "id varchar(64) PRIMARY KEY, type varchar(64) NOT NULL, data text"
-    return f"CREATE TABLE {'IF NOT EXISTS ' if careful else ''}{quoted(table, '`')} ({columns})"
+    return f"CREATE TABLE IF NOT EXISTS {quoted(table, SIGN)} ({columns})"
 
 
 def _grants(lines: Iterable[object]) -> dict[str, set[str]]:
     """Scope (``*.*``, ``db.*``, ``db.table``) → rights, from the lines of SHOW GRANTS."""
     found: dict[str, set[str]] = {}
-    for line in lines:
-        match = _GRANT.match(str(line))
-        if match is None:
-            continue
-        scope = match["scope"].replace("`", "")
+    for match in filter(None, (_GRANT.match(str(line)) for line in lines)):
         rights = {right.strip().upper() for right in match["rights"].split(",")}
-        found.setdefault(scope, set()).update(rights)
+        found.setdefault(match["scope"].replace("`", ""), set()).update(rights)
     return found

@@ -134,7 +134,7 @@ def written_tables(statement: str, tables: Sequence[str]) -> list[str]:
     """
     used = _USE.match(statement)
     write = used and _WRITES.match(statement, used.end())
-    target = next((part for part in write.groups() if part is not None), "") if write else ""
+    target = next(filter(None, write.groups()), "") if write else ""
     default = used[1] or "" if used else ""
     parts = (name.groups() if name[2] else (default, name[1]) for name in _NAME.finditer(target))
     named = {".".join(part.strip('`"') for part in each).lower() for each in parts}

@@ -146,13 +146,13 @@ def notification(record: Record) -> Notification:
     value = json.loads(record.value or b"{}")
     more: Mapping[str, str] = value.get("additional_data") or {}
     rows = more.get("total_rows_scanned")
-    listed = [name.strip() for name in more.get("data_collections", "").split(",")]
+    listed = (name.strip() for name in more.get("data_collections", "").split(","))
     table = more.get("scanned_collection") or more.get("current_collection_in_progress")
     return Notification(
         id=str(value.get("id")),
         kind=str(value.get("aggregate_type")),
         state=str(value.get("type")),
-        tables=tuple(name for name in listed if name),
+        tables=tuple(filter(None, listed)),
         table=table,
         rows=None if rows is None else int(rows),
         status=more.get("status"),

@@ -81,6 +81,12 @@ class Numbering:
     A row that no message can be made of is refused, and its entity stays as it was.
     """
 
+    why_held = "because the state before is unknown, or for the end of XA transactions"
+    how_to_go_on = (
+        "Raise the limit; then a snapshot of their keys lets the former go on (`everstate cdc held "
+        "{capture}` shows them)."
+    )
+
     def __init__(
         self,
         reader: RawReader,
@@ -129,6 +135,7 @@ class Numbering:
         """
         batch, self._now_s, self._states = NumberedBatch(), now_s, states
         self._load(rows)
+        rows.block = rows.block or [None] * len(rows)
         for at, (what, block) in enumerate(zip(rows.what, rows.block, strict=True)):
             fate = "" if block is None else block.fate
             if what <= OTHER and fate and fate != PREPARED:
@@ -169,9 +176,8 @@ class Numbering:
             for table, key, what in zip(rows.table, rows.key, rows.what, strict=True)
             if what <= OTHER and key is not None
         }
-        for encoded in rows.parents:
-            if encoded is not None:
-                names.update(f"{entity}\0{key}" for entity, key in _decode(encoded))
+        for encoded in filter(None, rows.parents):
+            names.update(f"{entity}\0{key}" for entity, key in _decode(encoded))
         self._states.load(names)
 
     def _quick(self, batch: NumberedBatch, rows: Rows, at: int, parts: RawPartitions) -> bool:
@@ -208,7 +214,7 @@ class Numbering:
         origin = Origin(
             key,
             op,
-            None if position is not None else _place(rows, at, parts),
+            None if position is not None else place_of(rows, at, parts),
             position,
             rows.time_us[at],
             rows.tx[at],
@@ -230,18 +236,15 @@ class Numbering:
         """Whether one of the parents is not in the log; deletes and snapshot rows never wait."""
         if op in ("d", "r") or not self._capture.parents_first:
             return False
-        for entity, key in _decode(parents or b"[]"):
-            parent = self._states.get(entity, key)
-            if parent is None or parent.is_deleted:
-                return True
-        return False
+        found = (self._states.get(entity, key) for entity, key in _decode(parents or b"[]"))
+        return any(parent is None or parent.is_deleted for parent in found)
 
     def _clean(self, rows: Rows, at: int, parts: RawPartitions) -> CleanRow:
         """The CleanRow of a row, with its place, and the epoch in its position."""
         block, rest = rows.block[at], rows.rest[at]
         row = self._of_columns(rows, at) if rest is None else decode_row(rest)
         row.position = {scheme: [self.epoch, *place] for scheme, place in row.position.items()}
-        row.at = _place(rows, at, parts)
+        row.at = place_of(rows, at, parts)
         if block is not None:
             row.index, row.count = rows.index[at], block.count
             row.prepared = block.id if block.fate == PREPARED else None
@@ -307,17 +310,11 @@ class Numbering:
         known, mapping = self._states.get(entity, row.key), self._reader.mapping(row.table)
         if row.moved_from is not None:  # What it lacks is taken from the state under that key.
             is_unsure = not self._doubts.is_clear(entity, row.moved_from)
+        outcome: Completion | CleanRow
         try:
-            found = (
-                Skipped(row.skipped)
-                if row.skipped
-                else self._overlaps.resolve((entity, row.key), row, known, mapping)
-            )
-            outcome: Completion
-            if isinstance(found, Skipped):
-                outcome = found
-            else:
-                row = found
+            outcome = self._overlaps.resolve((entity, row.key), row, known, mapping)
+            if isinstance(outcome, CleanRow):
+                row = outcome
                 outcome = complete(
                     row,
                     known,
@@ -332,8 +329,7 @@ class Numbering:
                 origin = origin_of(row, encoded_position(row.position) or None)
                 self._publish(batch, target, origin, known, outcome.steps)
         except Unreadable as cause:
-            assert row.at is not None
-            batch.refuse(row.table, entity, str(cause), RawPlace(*row.at))
+            batch.refuse_row(row, entity, str(cause))
             return None
         if not isinstance(outcome, HeldBack):
             self._overlaps.add((entity, row.key), row, known)
@@ -373,14 +369,17 @@ class Numbering:
         self, batch: NumberedBatch, entity: EntityKey, held: HeldEntity, why: HeldBack
     ) -> None:
         held.reason = why.reason
-        if held.waits_for is not None:
-            self._waiting[held.waits_for].discard(entity)
-        held.waits_for = None
-        if why.entity is not None and why.key is not None:
-            held.waits_for = (why.entity, why.key)
-            self._waiting[held.waits_for].add(entity)
+        self._wait_for(entity, held, why.waits_for)
         self._held[entity] = held
         batch.held_changed.add(entity)
+
+    def _wait_for(self, entity: EntityKey, held: HeldEntity, other: EntityKey | None) -> None:
+        """Have a held entity wait for another one, or for none any more."""
+        if held.waits_for is not None:
+            self._waiting[held.waits_for].discard(entity)
+        held.waits_for = other
+        if other is not None:
+            self._waiting[other].add(entity)
 
     def _release(
         self, batch: NumberedBatch, entity: EntityKey, *, is_overdue: bool = False
@@ -444,9 +443,7 @@ class Numbering:
             if isinstance(outcome, Completed):
                 yield entity
         held.reach_doubts()
-        if held.waits_for is not None:
-            self._waiting[held.waits_for].discard(entity)
-            held.waits_for = None
+        self._wait_for(entity, held, None)
         if not held.is_unsure:
             self._held.pop(entity, None)
             yield entity
@@ -459,13 +456,12 @@ class Numbering:
         """
         for index, row in enumerate(held.rows[1:], 1):
             if row.prepared is not None:
-                return False
+                break
             if is_settling(row):
-                if not row.position:
-                    row.position = behind([one.position for one in held.rows[:index]])
-                for given_up in held.rows[:index]:
-                    batch.skip(given_up.table, SUPERSEDED)
-                del held.rows[:index]
+                given_up, held.rows = held.rows[:index], held.rows[index:]
+                row.position = row.position or behind(one.position for one in given_up)
+                for one in given_up:
+                    batch.skip(one.table, SUPERSEDED)
                 held.is_unsure |= row.op == "d"  # The state that it deletes is not known.
                 return True
         return False
@@ -479,7 +475,7 @@ class Numbering:
         table = self._capture.tables.get(row.table)
         entity = None if table is None else table.entity
         name = "" if table is None else row.table
-        batch.refuse(name, entity, row.reason, _place(rows, at, parts), (key, value))
+        batch.refuse(name, entity, row.reason, place_of(rows, at, parts), (key, value))
         if entity is not None and row.key is not None:
             row.position = {name: [self.epoch, *place] for name, place in row.position.items()}
             self._doubt(batch, (entity, row.key), row)
@@ -488,8 +484,7 @@ class Numbering:
         self, batch: NumberedBatch, entity: EntityKey, row: CleanRow | RefusedRow, newer: int = 0
     ) -> None:
         """Record a refused row: its entity's state is uncertain until a whole row comes."""
-        changed = self._doubts.add(entity, row, self._now_s, self._states.get, newer)
-        batch.held_changed |= changed
+        batch.held_changed |= self._doubts.add(entity, row, self._now_s, self._states.get, newer)
 
     def _truncate(self, batch: NumberedBatch, row: CleanRow, part: int, cut: Cut | None) -> bool:
         """Delete every entity of the table whose newest row is before the truncation.
@@ -499,9 +494,8 @@ class Numbering:
         entity = self._entity(row.table)
         self._overlaps.forget(entity)
         assert row.at is not None
-        *_, offset = row.at
-        if cut is None or (cut.part, cut.offset) != (part, offset):
-            cut = Cut(part, offset, row.table)
+        if cut is None or (cut.part, cut.offset) != (part, row.at[2]):
+            cut = Cut(part, row.at[2], row.table)
         for gone in bounded(truncated(row, entity, self._states, self._held, cut), batch, cut):
             self._take(batch, gone)
         if batch.cut is None:
@@ -527,19 +521,15 @@ class Numbering:
         while (waiting := limited(self._held)) > self._held_max:
             can_go = [entity for entity, one in self._held.items() if one.waits_for_other]
             if not can_go:
-                raise HeldOverflow(
-                    f"capture {self._capture.name}",
-                    waiting,
-                    self._held_max,
-                    why="because the state before is unknown, or for the end of XA transactions",
-                    advice="Raise the limit; then a snapshot of their keys lets the former go on "
-                    f"(`everstate cdc held {self._capture.name}` shows them).",
-                )
+                name, limit, why = self._capture.name, self._held_max, self.why_held
+                advice = self.how_to_go_on.format(capture=name)
+                raise HeldOverflow(f"capture {name}", waiting, limit, why=why, advice=advice)
             for entity in can_go[: waiting - self._held_max]:
                 held = self._held.get(entity)
                 if held is not None and held.waits_for_other:
                     self._release(batch, entity, is_overdue=True)
 
 
-def _place(rows: Rows, at: int, parts: RawPartitions) -> RawPlace:
+def place_of(rows: Rows, at: int, parts: RawPartitions) -> RawPlace:
+    """Where the record of a row is."""
     return RawPlace(*parts[rows.part[at]], rows.offset[at])

@@ -9,181 +9,52 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections import Counter
-from collections.abc import Mapping, Sequence
 
 from everstate.changes import EntityType, Kind
 from everstate.changes.codec import headers_of
 from everstate.changes.keys import EntityKey
-from everstate.declarations.captures import Capture
-from everstate.errors import HeldOverflow, InvalidChange
+from everstate.errors import InvalidChange
 from everstate.log.record import OutRecord
-from everstate.log.topics import TopicNames
-from everstate.sources.cdc.balance import PUBLISHED, Cut, NumberedBatch
-from everstate.sources.cdc.columns import (
-    OTHER,
-    PREPARED,
-    REFUSED,
-    SOURCE,
-    Rows,
-    decode_refusal,
-    decode_row,
-    decode_source,
-)
+from everstate.sources.cdc.balance import PUBLISHED, NumberedBatch
+from everstate.sources.cdc.columns import PREPARED, Rows, decode_row
 from everstate.sources.cdc.completion import READ_BEFORE, Known
-from everstate.sources.cdc.composing import RawPlace
-from everstate.sources.cdc.holding import HeldEntity, end_prepared, limited
+from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.mapping import CleanRow
-from everstate.sources.cdc.outbox_reading import (
-    FACT,
-    POSITION,
-    VERSION,
-    routed,
-    under_another_key,
-)
-from everstate.sources.cdc.reading import SourceIdentity
-from everstate.sources.cdc.states import States, encoded_position
+from everstate.sources.cdc.numbering import Numbering, RawPartitions, place_of
+from everstate.sources.cdc.outbox_reading import FACT, POSITION, VERSION, routed, under_another_key
+from everstate.sources.cdc.states import encoded_position
 
 logger = logging.getLogger("everstate.sources.cdc")
 
 
-class RoutedRecords:
-    """Collects the records of a batch; their values are the messages that RoutedReader made."""
-
-    coverage_percent = 100.0
-    """Percent of the changes for which the source gave provenance: each row has it."""
-
-    def __init__(self, names: TopicNames) -> None:
-        self._names = names
-        self.begin()
-
-    def begin(self, now_s: float = 0.0) -> None:
-        """Begin a batch; its rows have the time at which they were recorded."""
-        del now_s
-        self._changes: list[OutRecord] = []
-        self._newest: dict[EntityKey, OutRecord] = {}
-
-    def add(self, entity: str, row: CleanRow) -> None:
-        """Add the records of a row."""
-        change, key = routed(row), row.key.encode()
-        headers = headers_of(
-            entity,
-            change.id,
-            row.key,
-            change.kind,
-            change.recorded_at,
-            change.provenance.service_name,
-            None if change.event is None else change.event.type,
-        )
-        self._changes.append(OutRecord(self._names.changes(entity), key, row.state, headers))
-        state = OutRecord(self._names.state(entity), key, row.state, headers)
-        self._newest[entity, row.key] = state
-
-    def records(self) -> list[OutRecord]:
-        """Records of `.changes` in order, then the newest of each entity for `.state` (C2)."""
-        return [*self._changes, *self._newest.values()]
-
-
-class OutboxNumbering:
+class OutboxNumbering(Numbering):
     """Publishes each row only when the version before it is in the log; until then it is held.
 
     A row that cannot be read, or whose state before differs from our newest state, becomes a dead
-    letter; its version is then awaited from a corrected row. This modifies only :class:`States` and
-    the held entities; the caller publishes the records and commits both.
+    letter; its version is then awaited from a corrected row. Versions, not positions, decide what
+    is new. A batch is never cut.
     """
 
-    def __init__(
-        self,
-        capture: Capture,
-        entities: Mapping[str, EntityType],
-        records: RoutedRecords,
-        held: dict[EntityKey, HeldEntity],
-        *,
-        held_max: int = 10_000,
-        epoch: int = 1,
-        **options: object,
-    ) -> None:
-        """``options``: those of `Numbering`; versions, not positions, decide what is new."""
-        self._epoch = epoch
-        del options
-        self._capture, self._entities, self._records = capture, entities, records
-        self._held, self._held_max = held, held_max
-        self._states: States
-        self._names = list(capture.tables)
-
-    def run(
-        self,
-        rows: Rows,
-        parts: Sequence[tuple[str, int]],
-        states: States,
-        now_s: float,
-        cut: Cut | None = None,
-        *,
-        has_read_all: bool = True,
-    ) -> NumberedBatch:
-        """Process rows in partition order; each is published, skipped, held or refused.
-
-        A batch is never cut. Raises HeldOverflow when too many rows are held; then nothing may be
-        committed.
-        """
-        del cut, has_read_all
-        batch, self._states, self._now_s = NumberedBatch(), states, now_s
-        self._load(rows)
-        for at, what in enumerate(rows.what):
-            block = rows.block[at] if rows.block else None
-            place = RawPlace(*parts[rows.part[at]], rows.offset[at])
-            if what == OTHER:
-                row = decode_row(rows.rest[at] or b"")
-                row.at = place
-                if block is not None and block.fate == PREPARED:
-                    self._hold_prepared(batch, row, block.id)
-                elif block is not None and block.fate:
-                    batch.skip(row.table, block.fate)
-                else:
-                    self._take(batch, row)
-            elif what == SOURCE:
-                source = decode_source(rows.rest[at] or b"")
-                self._end_prepared(batch, source)
-                self._epoch = max(self._epoch, source.epoch)
-            elif what == REFUSED:
-                bad, key, value = decode_refusal(rows.rest[at] or b"")
-                is_known = bad.table in self._capture.tables
-                entity = self._entity(bad.table) if is_known else None
-                table = bad.table if is_known else ""
-                batch.refuse(table, entity, bad.reason, place, (key, value))
-        read = Counter(
-            number for number, what in zip(rows.table, rows.what, strict=True) if what <= REFUSED
-        )
-        for number, count in read.items():
-            batch.read[self._names[number] if number >= 0 else ""] += count
-        self._tell(batch)
-        waiting = limited(self._held)
-        if waiting > self._held_max:
-            raise HeldOverflow(
-                f"capture {self._capture.name}",
-                waiting,
-                self._held_max,
-                advice="Look for the lost versions in the service's outbox "
-                f"(`everstate cdc held {self._capture.name}`), or raise the limit.",
-            )
-        return batch
+    why_held = "behind version gaps"
+    how_to_go_on = (
+        "Look for the lost versions in the service's outbox (`everstate cdc held {capture}`), or "
+        "raise the limit."
+    )
 
     def delete_absent(self, *_: object) -> NumberedBatch:
         """An empty batch: a row missing in the outbox does not mean that its entity is deleted."""
         return NumberedBatch()
 
-    def _load(self, rows: Rows) -> None:
-        entities = [self._entity(name) for name in self._names]
-        self._states.load(
-            f"{entities[table]}\0{key}"
-            for table, key in zip(rows.table, rows.key, strict=True)
-            if table >= 0 and key is not None
-        )
-
-    def _entity(self, table: str) -> str:
-        return self._capture.tables[table].entity
+    def _clean(self, rows: Rows, at: int, parts: RawPartitions) -> CleanRow:
+        row, block = decode_row(rows.rest[at] or b""), rows.block[at]
+        row.at = place_of(rows, at, parts)
+        row.prepared = block.id if block is not None and block.fate == PREPARED else None
+        return row
 
     def _take(self, batch: NumberedBatch, row: CleanRow) -> None:
+        if row.prepared is not None:
+            self._hold_prepared(batch, row, row.prepared)
+            return
         entity = (self._entity(row.table), row.key)
         known = self._states.get(*entity)
         if row.op == FACT and known is not None and not self._is_of(known, row):
@@ -192,11 +63,11 @@ class OutboxNumbering:
             known = self._states.get(*entity)
         awaited = 1 if known is None else known.version + 1
         if _version(row) > awaited:
-            self._hold(batch, row, awaited)
+            self._wait(batch, row, awaited)
         elif known is not None and _version(row) < awaited:
             self._again(batch, row, known)
         elif self._apply(batch, row, known):
-            self._release(batch, entity)
+            self._release_next(batch, entity)
 
     def _again(self, batch: NumberedBatch, row: CleanRow, known: Known) -> None:
         """Handle a version that the log has already: a re-read, or a second row with it (C6).
@@ -205,11 +76,11 @@ class OutboxNumbering:
         """
         newest = known.position.get(POSITION)
         if _version(row) == known.version and newest and not self._is_of(known, row):
-            reason = f"version {known.version} is in the log already, with the id {newest[0]}"
+            another = f"the id {newest[0]}"
             if newest == row.position[POSITION]:
-                reason = f"version {known.version} is in the log already, with another state, of an"
-                reason += " earlier row with the same id"
-            self._refuse(batch, row, reason)
+                another = "another state, of an earlier row with the same id"
+            reason = f"version {known.version} is in the log already, with {another}"
+            batch.refuse_row(row, self._entity(row.table), reason)
         else:
             batch.skip(row.table, READ_BEFORE)
 
@@ -225,21 +96,18 @@ class OutboxNumbering:
             return newest == own
         change = routed(row)
         image = change.original if change.current is None else change.current
-        return _is_same(self._entities[self._entity(row.table)], known.image, image)
+        return _is_same(self._reader.entities[self._entity(row.table)], known.image, image)
 
     def _apply(self, batch: NumberedBatch, row: CleanRow, known: Known | None) -> bool:
         """Publish the version that comes next; ``False``: it was refused, and is still awaited."""
         entity, change, version = self._entity(row.table), routed(row), _version(row)
         before = None if known is None or known.is_deleted else known.image
-        if not _is_same(self._entities[entity], before, change.original):
+        if not _is_same(self._reader.entities[entity], before, change.original):
             found = "there was none" if before is None else "it differs"
-            reason = (
-                f"originalEntityState of version {version} is not the state after version "
-                f"{version - 1} ({found})"
-            )
-            self._refuse(batch, row, reason)
+            reason = f"originalEntityState of version {version} is not the state after version "
+            batch.refuse_row(row, entity, f"{reason}{version - 1} ({found})")
             return False
-        self._records.add(entity, row)
+        self._add(row)
         batch.changes += 1
         batch.outcomes[row.table, PUBLISHED] += 1
         image = change.original if change.current is None else change.current
@@ -249,18 +117,33 @@ class OutboxNumbering:
         self._states.put(f"{entity}\0{row.key}", newer)
         return True
 
-    def _hold(self, batch: NumberedBatch, row: CleanRow, awaited: int) -> None:
+    def _add(self, row: CleanRow) -> None:
+        """Add the records of a row, whose values are the message that RoutedReader made."""
+        change, key = routed(row), row.key.encode()
+        target = self._composer.targets[self._names.index(row.table)]
+        headers = headers_of(
+            target.entity,
+            change.id,
+            row.key,
+            change.kind,
+            change.recorded_at,
+            change.provenance.service_name,
+            None if change.event is None else change.event.type,
+        )
+        topics = target.state, target.changes
+        made = [OutRecord(topic, key, row.state, headers) for topic in topics]
+        self._composer.take(target, row.key, made)
+
+    def _wait(self, batch: NumberedBatch, row: CleanRow, awaited: int) -> None:
         """Hold a row while an earlier version is missing, in the order of the versions."""
         entity = (self._entity(row.table), row.key)
-        held = self._held.get(entity)
-        if held is None:
-            held = self._held[entity] = HeldEntity(row.table, *entity, {}, "", self._now_s)
+        held = self._held_of(row, entity, "")
         for other in held.rows:
             if _version(other) == _version(row):
                 if other.position == row.position:
                     batch.skip(row.table, READ_BEFORE)
                 else:
-                    self._refuse(batch, row, f"version {_version(row)} is held already")
+                    batch.refuse_row(row, entity[0], f"version {_version(row)} is held already")
                 return
         held.reason = f"version {awaited} is awaited"
         insort(held.rows, row, key=_version)
@@ -271,24 +154,27 @@ class OutboxNumbering:
 
         If it is rolled back, another row has its version.
         """
-        row.prepared = gtid
         entity = (self._entity(row.table), f"{row.key} ({gtid})")
-        if (held := self._held.get(entity)) is None:
-            held = HeldEntity(row.table, *entity, {}, PREPARED, self._now_s)
-            self._held[entity] = held
-        held.append(row)
+        self._held_of(row, entity, PREPARED).append(row)
         batch.held_changed.add(entity)
 
-    def _end_prepared(self, batch: NumberedBatch, source: SourceIdentity) -> None:
-        for entity in end_prepared(self._held, source, self._epoch):
-            batch.held_changed.add(entity)
-            for row in self._held.pop(entity).rows:
-                if row.skipped is None:
-                    self._take(batch, row)
-                else:
-                    batch.skip(row.table, row.skipped)
+    def _held_of(self, row: CleanRow, entity: EntityKey, reason: str) -> HeldEntity:
+        new = HeldEntity(row.table, *entity, {}, reason, self._now_s)
+        return self._held.setdefault(entity, new)
 
-    def _release(self, batch: NumberedBatch, entity: EntityKey) -> None:
+    def _release(
+        self, batch: NumberedBatch, entity: EntityKey, *, is_overdue: bool = False
+    ) -> None:
+        """Process rows of a prepared transaction that has ended."""
+        del is_overdue
+        batch.held_changed.add(entity)
+        for row in self._held.pop(entity).rows:
+            if row.skipped is None:
+                self._take(batch, row)
+            else:
+                batch.skip(row.table, row.skipped)
+
+    def _release_next(self, batch: NumberedBatch, entity: EntityKey) -> None:
         """Process held rows as long as their version is the next one."""
         held = self._held.get(entity)
         if held is None:
@@ -304,7 +190,7 @@ class OutboxNumbering:
             self._apply(batch, row, known)
         del self._held[entity]
 
-    def _tell(self, batch: NumberedBatch) -> None:
+    def _make_room(self, batch: NumberedBatch) -> None:
         """Log one line about the keys that this batch holds, with one of them as an example."""
         held = {entity: self._held[entity] for entity in batch.held_changed & self._held.keys()}
         waiting = sorted(entity for entity, one in held.items() if one.reason != PREPARED)
@@ -313,10 +199,7 @@ class OutboxNumbering:
                 "capture %s: rows of %d keys are held; of %s %r %s",
                 *(self._capture.name, len(waiting), *waiting[0], self._held[waiting[0]].reason),
             )
-
-    def _refuse(self, batch: NumberedBatch, row: CleanRow, reason: str) -> None:
-        assert row.at is not None
-        batch.refuse(row.table, self._entity(row.table), reason, RawPlace(*row.at))
+        super()._make_room(batch)
 
 
 def _version(row: CleanRow) -> int:

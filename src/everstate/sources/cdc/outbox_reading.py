@@ -16,12 +16,7 @@ from everstate.log.record import Record
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import Parsed, RawReader, RefusedRow
 from everstate.sources.cdc.rows import AGGREGATE, FACTS, KIND
-from everstate.sources.outbox.router_records import (
-    RouterReader,
-    header_text,
-    is_uuid,
-    row_identity,
-)
+from everstate.sources.outbox.router_records import RouterReader, header_text, is_uuid, row_identity
 
 POSITION: Final = "outbox"
 """Scheme of a change's source position: the id of its outbox row as a UUID, and of a fact with a
@@ -86,22 +81,15 @@ class RoutedReader(RawReader):
         outbox = self.capture.outbox
         assert outbox is not None, "the capture is of an outbox"
         source = f"{self.capture.name}/{outbox.table}"
-        return {
-            name: (
-                RouterReader(
-                    self.entities[each.entity],
-                    source,
-                    provenance=each.provenance,
-                    is_event=each.facts,
-                ),
-                ChangeCodec(
-                    self.entities[each.entity],
-                    message_bytes_max=self.message_bytes_max,
-                    ahead_hours=self.ahead_hours,
-                ),
+        found = {}
+        for name, each in outbox.aggregates.items():
+            of, facts = self.entities[each.entity], each.facts
+            reader = RouterReader(of, source, provenance=each.provenance, is_event=facts)
+            codec = ChangeCodec(
+                of, message_bytes_max=self.message_bytes_max, ahead_hours=self.ahead_hours
             )
-            for name, each in outbox.aggregates.items()
-        }
+            found[name] = reader, codec
+        return found
 
     @property
     def header_names(self) -> tuple[str, ...]:
@@ -138,14 +126,9 @@ class RoutedReader(RawReader):
             if change.version > _VERSION_MAX:
                 raise InvalidChange(change.entity, change.key, VERSION, "it is beyond 64 bits")
             position = {POSITION: _place(reader, change.kind, value, headers)}
-            extra = {
-                "source": {
-                    "capture": self.capture.name,
-                    "table": self.capture.captured_tables[0],
-                    "position": position,
-                }
-            }
-            _, state, _ = codec.encode(msgspec.structs.replace(change, extra=extra))
+            (table,) = self.capture.captured_tables
+            source = {"capture": self.capture.name, "table": table, "position": position}
+            _, state, _ = codec.encode(msgspec.structs.replace(change, extra={"source": source}))
         except CorruptRecord as cause:
             return [RefusedRow(table=name, reason=cause.reason, transaction="")]
         except (InvalidChange, ValueError, TypeError, RecursionError) as cause:

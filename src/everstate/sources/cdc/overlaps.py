@@ -125,11 +125,10 @@ class Overlaps:
         if not self._is_trusted and is_after(row.position, known.position) is not True:  # type: ignore[arg-type]
             return
         assert row.at is not None
-        older = self._older.get(entity, [])
-        if not older or older[0].transaction != name:
-            older = self._older[entity] = []
-        part = row.at[:2]
-        older.append(Older(*entity, len(older), name, row.time_us, part, msgspec.Raw(known.image)))
+        older = [one for one in self._older.get(entity, []) if one.transaction == name]
+        state, part = msgspec.Raw(known.image), row.at[:2]
+        older.append(Older(*entity, len(older), name, row.time_us, part, state))
+        self._older[entity] = older
         self._changed.add(entity)
 
     def resolve(
@@ -140,6 +139,8 @@ class Overlaps:
         A change of an older row is skipped; a delete of the newest row brings back the state of
         the one before it. Which row it is, is known by the row before.
         """
+        if row.skipped:
+            return Skipped(row.skipped)
         if entity not in self._older:
             return row
         name, older = _transaction(row), self._older[entity]

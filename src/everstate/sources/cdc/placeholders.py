@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,6 +20,7 @@ DEFAULT_SETTING: Final = "__debezium_unavailable_value"
 """Debezium's default; a text in the database may be equal to it."""
 OWN_SETTING: Final = "hex:00" + b"__everstate_unavailable_value".hex()
 """The setting of our connectors to PostgreSQL: it begins with NUL, which no text there can have."""
+_compact: Final = partial(json.dumps, separators=(",", ":"))
 NAME: Final = "unavailable.value.placeholder"
 """Name of the connector's setting."""
 
@@ -87,7 +88,3 @@ def setting_of(capture: Capture) -> str:
 def placeholder_of(setting: str) -> Placeholder:
     """Placeholder of a connector with this setting."""
     return Placeholder(setting)
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))

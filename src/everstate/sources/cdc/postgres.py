@@ -46,6 +46,18 @@ from everstate.sources.cdc.postgres_tables import STATES, families, shapes
 from everstate.telemetry import without_secret
 
 _CONNECT_S: Final = 10
+_OLDEST: Final = """\
+SELECT since, name, advice FROM (
+  SELECT prepared AS since, 'the prepared transaction ' || quote_literal(gid) || ' of ' || owner
+    AS name, '`ROLLBACK PREPARED ' || quote_literal(gid) || ';` or COMMIT in database ' || database
+    || ' ends it' AS advice FROM pg_prepared_xacts
+  UNION ALL SELECT xact_start, 'the transaction of process ' || pid || ' of ' || usename,
+    '`SELECT pg_terminate_backend(' || pid || ');` ends it'
+  FROM pg_stat_activity WHERE backend_xid IS NOT NULL) AS open
+ORDER BY since NULLS LAST LIMIT 1"""
+_LOG_END: Final = """\
+SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+  ELSE pg_current_wal_insert_lsn() END, '0/0')::text AS lsn"""
 _KEY: Final = """\
 WITH given AS (SELECT to_regclass(%s) AS oid, %s::text[] AS key)
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type
@@ -62,35 +74,27 @@ def postgres_address(dsn: str) -> tuple[Address, str]:
     parts = {name: str(value) for name, value in conninfo_to_dict(dsn).items()}
     options = {name: parts[name] for name in ("sslmode",) if name in parts}
     user = parts.get("user", "postgres")
-    address = Address(
-        host=parts.get("host", "localhost"),
-        port=int(parts.get("port", "5432")),
-        user=user,
-        database=parts.get("dbname", user),
-        options=options,
-    )
+    host, port = parts.get("host", "localhost"), int(parts.get("port", "5432"))
+    address = Address(host, port, user, parts.get("dbname", user), options)
     return address, parts.get("password", "")
-
-
-def postgres_own(names: CaptureNames) -> OwnTables:
-    """Our two tables of one capture."""
-    beats = f"{POSTGRES_SCHEMA}.beats_{names.identifier}"
-    beat = (
-        f"INSERT INTO {beats} (source, at) VALUES ('{names.source}', clock_timestamp()) "
-        "ON CONFLICT (source) DO UPDATE SET at = excluded.at"
-    )
-    return OwnTables(f"{POSTGRES_SCHEMA}.signals_{names.identifier}", beats, beat)
 
 
 class PostgresDatabase(CapturedDatabase):
     """A connection to a captured PostgreSQL database, as the connector's own user."""
 
     product = "PostgreSQL"
+    address_of = staticmethod(postgres_address)
     replacing = "ON CONFLICT (id) DO UPDATE SET data = excluded.data"
     _connection: psycopg.Connection[dict[str, Any]]
 
     def __init__(self, capture: Capture, names: CaptureNames, dsn: str) -> None:
-        super().__init__(capture, names, postgres_address(dsn)[0], postgres_own(names))
+        beats = f"{POSTGRES_SCHEMA}.beats_{names.identifier}"
+        beat = (
+            f"INSERT INTO {beats} (source, at) VALUES ('{names.source}', clock_timestamp()) "
+            "ON CONFLICT (source) DO UPDATE SET at = excluded.at"
+        )
+        own = OwnTables(f"{POSTGRES_SCHEMA}.signals_{names.identifier}", beats, beat)
+        super().__init__(capture, names, postgres_address(dsn)[0], own)
         with self._translated("connecting"):
             self._connection = psycopg.connect(
                 dsn,
@@ -107,10 +111,9 @@ class PostgresDatabase(CapturedDatabase):
         ends, so that is left to the connector (decision 14).
         """
         with self._translated("preparing"):
-            has_schema = "SELECT FROM pg_namespace WHERE nspname = %s"
-            is_there = bool(self._rows(has_schema, POSTGRES_SCHEMA))
+            there = self._rows("SELECT FROM pg_namespace WHERE nspname = %s", POSTGRES_SCHEMA)
             making = f"CREATE SCHEMA IF NOT EXISTS {self._quoted(POSTGRES_SCHEMA)}"
-            steps = [self._made(f"schema {POSTGRES_SCHEMA}", making, is_there=is_there)]
+            steps = [self._made(f"schema {POSTGRES_SCHEMA}", making, is_there=bool(there))]
             for table in self.own.tables:
                 making, is_there = create_table(table, self.own), self._exists(table)
                 steps.append(self._made(f"table {table}", making, is_there=is_there))
@@ -189,11 +192,7 @@ class PostgresDatabase(CapturedDatabase):
     def log_place(self) -> int:
         """Where the log's next record will be."""
         with self._translated("asking where the log ends"):
-            (row,) = self._rows(
-                "SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN "
-                "pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END, '0/0')::text AS lsn"
-            )
-        return int(row["lsn"])
+            return int(self._rows(_LOG_END)[0]["lsn"])
 
     def has_passed(self, offset: Mapping[str, Any], place: Any) -> bool:
         """Transactions are read in the order in which they were committed."""
@@ -215,13 +214,13 @@ class PostgresDatabase(CapturedDatabase):
     def has_older_row(self, part: str, seen: int) -> bool:
         """Whether VACUUM FULL or CLUSTER, and not TRUNCATE, made a new file; takes at most 2 s."""
         named = "SELECT (%s::oid)::regclass::text AS name"
-        older = "SELECT EXISTS (SELECT FROM ONLY {} WHERE age(xmin) > age(%s::xid)) AS found"
         try:
             with self._transaction():
                 # A statement that changes the table waits for the answer.
                 self._execute("SET LOCAL statement_timeout = '2s'")
                 name = self._rows(named, part.partition(".")[0])[0]["name"]
-                return bool(self._rows(older.format(name), str(seen % 2**32))[0]["found"])
+                older = f"SELECT FROM ONLY {name} WHERE age(xmin) > age(%s::xid) LIMIT 1"
+                return bool(self._rows(older, str(seen % 2**32)))
         except psycopg.Error:
             return False
 
@@ -276,16 +275,7 @@ class PostgresDatabase(CapturedDatabase):
 
     def _before_slot(self) -> str:
         """Why a new slot is not ready: it waits for transactions that began before it."""
-        open_ones = self._rows(
-            "SELECT since, name, advice FROM (SELECT prepared AS since, 'the prepared transaction '"
-            " || quote_literal(gid) || ' of ' || owner AS name, '`ROLLBACK PREPARED ' || "
-            "quote_literal(gid) || ';` or COMMIT in database ' || database || ' ends it' AS advice "
-            "FROM pg_prepared_xacts UNION ALL SELECT xact_start, 'the transaction of process ' || "
-            "pid || ' of ' || usename, '`SELECT pg_terminate_backend(' || pid || ');` ends it' "
-            "FROM pg_stat_activity WHERE backend_xid IS NOT NULL) AS open "
-            "ORDER BY since NULLS LAST LIMIT 1"
-        )
-        name = f"slot {self._names.identifier}"
+        name, open_ones = f"slot {self._names.identifier}", self._rows(_OLDEST)
         if not open_ones:
             return f"{name} is being made"
         (row,) = open_ones
@@ -334,11 +324,8 @@ class PostgresDatabase(CapturedDatabase):
             # The connector is gone; its session may need a moment to notice.
             self._rows("SELECT pg_terminate_backend(%s, 5000)", row["active_pid"])
         # One that is still being made is gone with its session.
-        self._rows(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots "
-            "WHERE slot_name = %s",
-            name,
-        )
+        drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+        self._rows(f"{drop} WHERE slot_name = %s", name)
         return True
 
     def _execute(self, query: str, *arguments: object) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from everstate.declarations.captures import Capture
-from everstate.findings import Finding
+from everstate.findings import Finding, FindingOutcome
 from everstate.sources.cdc.connectors import POSTGRES_SCHEMA, OwnTables
 from everstate.sources.cdc.database import RunQuery, no_table, quoted, quoted_name, verdict
 from everstate.sources.cdc.names import CaptureNames
@@ -49,6 +49,16 @@ SELECT active, active_pid, wal_status,
   pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn)::bigint AS behind,
   pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS held
 FROM pg_replication_slots s WHERE slot_name = %s"""
+_LISTED: Final = """\
+SELECT n.nspname || '.' || c.relname AS name FROM pg_publication p
+JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s"""
+_IS_NEWER: Final = """\
+SELECT bool_and(greatest(age(p.xmin), age(r.xmin)) < age(s.catalog_xmin)) AS is_newer
+FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid, pg_replication_slots s
+WHERE p.pubname = %s AND s.slot_name = p.pubname AND NOT s.active"""
+"""Whether a publication with its tables is newer than what an idle slot has read: the publication
+is looked up as it was at that place, so a connector reads nothing."""
 
 
 class PostgresChecks:
@@ -59,63 +69,53 @@ class PostgresChecks:
     ) -> None:
         self._rows, self._capture, self._own = rows, capture, own
         self._name = names.identifier
+        self._slot = slot_row(rows, self._name)
+        self._again = f"`everstate cdc snapshot {capture.name} --new-epoch`"
         self._server = rows(_SERVER)[0]
         self._user = str(self._server["user"])
         self._families = families(rows, capture.tables)
 
     def everything(self) -> list[Finding]:
-        """What is found of all that the connector needs, but its slot."""
-        return [*self._settings(), *self.tables(), *self._own_tables(), self._publication()]
+        """What is found of all that the connector needs, and of its slot."""
+        found = [*self._settings(), *self.tables(), *self._own_tables()]
+        return [*found, self._publication(), self._slot_finding()]
 
     def _settings(self) -> list[Finding]:
-        found, number = self._server, self._server["version"]
-        level, may = found["wal_level"], found["may_replicate"]
-        has_slot = slot_row(self._rows, self._name) is not None
-        used = {"max_replication_slots": found["slots"], "max_wal_senders": found["senders"]}
-        return [
-            verdict(
-                *("version", f"{number // 10_000}.{number % 10_000}", number >= _VERSION_MIN),
-                advice="Use PostgreSQL 13 or newer.",
-            ),
-            verdict(
-                *("wal_level", level, level == "logical"),
-                "ALTER SYSTEM SET wal_level = 'logical';",
-                advice=_RESTART,
-            ),
-            *(
-                verdict(
-                    *(name, f"{count} of {found[name]} used", count < found[name] or has_slot),
-                    f"ALTER SYSTEM SET {name} = {max(10, found[name] * 2)};",
-                    advice=_RESTART,
-                )
-                for name, count in used.items()
-            ),
-            verdict(
-                *("replication", f"{self._user} may {'' if may else 'not '}replicate", may),
-                f"ALTER ROLE {quoted_name(self._user)} REPLICATION;",
-            ),
+        server, number = self._server, self._server["version"]
+        level, may = server["wal_level"], server["may_replicate"]
+        has_slot = self._slot is not None
+        version, is_new = f"{number // 10_000}.{number % 10_000}", number >= _VERSION_MIN
+        logical = "ALTER SYSTEM SET wal_level = 'logical';"
+        found = [
+            verdict("version", version, is_new, advice="Use PostgreSQL 13 or newer."),
+            verdict("wal_level", level, level == "logical", logical, advice=_RESTART),
         ]
+        for name, count in ("max_replication_slots", "slots"), ("max_wal_senders", "senders"):
+            used, most = server[count], server[name]
+            raised = f"ALTER SYSTEM SET {name} = {max(10, most * 2)};"
+            is_well, told = used < most or has_slot, f"{used} of {most} used"
+            found.append(verdict(name, told, is_well, raised, advice=_RESTART))
+        told = f"{self._user} may {'' if may else 'not '}replicate"
+        grant = f"ALTER ROLE {quoted_name(self._user)} REPLICATION;"
+        return [*found, verdict("replication", told, may, grant)]
 
     def tables(self) -> Iterator[Finding]:
         """What is found of the captured tables."""
         checked = TableChecks(self._server["version"], self._capture, self._families)
-        rights = self._privileges(_READ, self._families)
-        for table in self._capture.tables:
-            if table in self._families:
-                yield self._rights(rights[table], _READ)
-                yield from checked.of(table)
-            else:
-                yield no_table(table)
+        rights = {row["name"]: row for row in self._rows(_RIGHTS, [*_READ], [*self._families])}
         # A snapshot lacks the rows that row security hides; the log has them all.
-        found = f"row security holds for {self._user}: a snapshot lacks what a policy hides"
+        hidden = f"row security holds for {self._user}: a snapshot lacks what a policy hides"
         sees_all = f"ALTER ROLE {quoted_name(self._user)} BYPASSRLS;"
-        for table in (table for table in self._families if rights[table]["is_hidden"]):
-            yield Finding(f"row security of {table}", "fail", found, (sees_all,))
-        yield from self._filters()
-
-    def _filters(self) -> Iterator[Finding]:
-        """Tables of which the publication leaves out rows, which a snapshot reads nevertheless."""
+        for table in self._capture.tables:
+            if table not in self._families:
+                yield no_table(table)
+                continue
+            yield self._rights(rights[table], _READ)
+            yield from checked.of(table)
+            if rights[table]["is_hidden"]:
+                yield Finding(f"row security of {table}", "fail", hidden, (sees_all,))
         for row in published_parts(self._rows, self._name):
+            # A snapshot reads the rows nevertheless that the publication leaves out.
             if row["rowfilter"] is not None and row["name"] in self._families:
                 found = f"publication {self._name} leaves out those without {row['rowfilter']}"
                 whole = published_whole(self._name, row["name"])
@@ -125,61 +125,41 @@ class PostgresChecks:
         what = f"publication {self._name}"
         for fault in publication_faults(self._rows, self._name, self._capture, self._own):
             return Finding(what, "fail", fault.found, (fault.sql,))
-        if self._is_newer_than_slot():
+        if self._rows(_IS_NEWER, self._name)[0]["is_newer"]:
             found = "it was made anew, and the connector cannot read the log from before that"
             return Finding(what, "fail", found, advice=f"{self._again} reads all rows anew.")
         return Finding(what, "ok", f"has {len([*self._capture.tables, *self._own.tables])} tables")
 
-    def _is_newer_than_slot(self) -> bool:
-        """Whether the publication and all its tables are newer than what the idle slot has read.
-
-        The connector then reads nothing: the publication is looked up as it was at that place.
-        """
-        found = self._rows(
-            "SELECT bool_and(age(p.xmin) < age(s.catalog_xmin) "
-            "AND age(r.xmin) < age(s.catalog_xmin)) AS is_newer "
-            "FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid, "
-            "pg_replication_slots s "
-            "WHERE p.pubname = %s AND s.slot_name = p.pubname AND NOT s.active",
-            self._name,
-        )
-        return bool(found[0]["is_newer"])
-
-    @property
-    def _again(self) -> str:
-        return f"`everstate cdc snapshot {self._capture.name} --new-epoch`"
-
-    def slot(self) -> list[Finding]:
-        """What is found of the connector's slot."""
-        name, row = f"slot {self._name}", slot_row(self._rows, self._name)
-        capture = self._capture.name
+    def _slot_finding(self) -> Finding:
+        row, capture = self._slot, self._capture.name
+        outcome: FindingOutcome = "fail"
+        advice: str | None
         if row is None:
-            advice = (
-                f"`everstate cdc add {capture}` makes the connector, which makes it; "
-                f"where there is a connector already, {self._again} makes both anew."
-            )
-            return [Finding(name, "fail", "there is none", advice=advice)]
-        held = int(row["held"] or 0)
-        if (lost := lost_slot(row, {})) is not None:
-            return [Finding(name, "fail", lost, advice=f"{self._again} reads all rows anew.")]
-        found = f"{'in use' if row['active'] else 'nobody reads it'}, holds {held / 1e6:,.1f} MB"
-        if not row["active"]:
+            found = "there is none"
+            advice = f"`everstate cdc add {capture}` makes the connector, which makes it; where "
+            advice += f"there is a connector already, {self._again} makes both anew."
+        elif (lost := lost_slot(row, {})) is not None:
+            found, advice = lost, f"{self._again} reads all rows anew."
+        else:
+            held, is_read = int(row["held"] or 0), row["active"]
+            found = f"{'in use' if is_read else 'nobody reads it'}, holds {held / 1e6:,.1f} MB"
             advice = f"`everstate cdc status {capture}` shows why"
-            return [Finding(name, "fail", found, advice=advice)]
-        if held > _HELD_BYTES_WARN:
-            return [Finding(name, "warn", found, advice="Look for what keeps it behind.")]
-        if self._server["keeps_all"]:
-            # The database's owner has to choose: keep log without limit, or risk losing the slot.
-            found = f"{found}; the server would hold without limit"
-        return [Finding(name, "ok", found)]
+            if is_read and held > _HELD_BYTES_WARN:
+                outcome, advice = "warn", "Look for what keeps it behind."
+            elif is_read:
+                outcome, advice = "ok", None
+                if self._server["keeps_all"]:
+                    # Its owner has to choose: keep log without limit, or risk losing the slot.
+                    found += "; the server would hold without limit"
+        return Finding(f"slot {self._name}", outcome, found, advice=advice)
 
     def _own_tables(self) -> Iterator[Finding]:
         schema, role = quoted(POSTGRES_SCHEMA), quoted_name(self._user)
         making: list[str] = []
         if not self._rows("SELECT FROM pg_namespace WHERE nspname = %s", POSTGRES_SCHEMA):
-            making.append(f"CREATE SCHEMA IF NOT EXISTS {schema};")
-            making.append(f"GRANT USAGE ON SCHEMA {schema} TO {role};")
-        rights = self._privileges(_OWN, self._own.tables)
+            making = [f"CREATE SCHEMA IF NOT EXISTS {schema};"]
+            making += [f"GRANT USAGE ON SCHEMA {schema} TO {role};"]
+        rights = {row["name"]: row for row in self._rows(_RIGHTS, [*_OWN], [*self._own.tables])}
         for table in self._own.tables:
             if table in rights:
                 yield self._rights(rights[table], _OWN)
@@ -189,21 +169,13 @@ class PostgresChecks:
             yield Finding(f"table {table}", "fail", "there is none", tuple(making))
             making = []
 
-    def _privileges(
-        self, wanted: Sequence[str], tables: Iterable[str]
-    ) -> dict[str, dict[str, Any]]:
-        """Table → the rights on it that are missing, for those that exist."""
-        return {row["name"]: row for row in self._rows(_RIGHTS, list(wanted), list(tables))}
-
     def _rights(self, row: Mapping[str, Any], wanted: Sequence[str]) -> Finding:
-        name, table, missing = f"rights on {row['name']}", row["name"], ", ".join(row["missing"])
-        if not missing:
-            return Finding(name, "ok", ", ".join(wanted))
-        schema, role = quoted(table.partition(".")[0]), quoted_name(self._user)
-        statements = [f"GRANT {missing} ON {quoted(table)} TO {role};"]
-        if not row["may_use"]:
-            statements.insert(0, f"GRANT USAGE ON SCHEMA {schema} TO {role};")
-        return Finding(name, "fail", f"{self._user} lacks {missing}", tuple(statements))
+        table, missing, role = row["name"], ", ".join(row["missing"]), quoted_name(self._user)
+        usage = f"GRANT USAGE ON SCHEMA {quoted(table.partition('.')[0])} TO {role};"
+        statements = [] if row["may_use"] else [usage]
+        statements.append(f"GRANT {missing} ON {quoted(table)} TO {role};")
+        found = f"{self._user} lacks {missing}" if missing else ", ".join(wanted)
+        return verdict(f"rights on {table}", found, not missing, *statements)
 
 
 class PublicationFault(NamedTuple):
@@ -235,8 +207,8 @@ def publication_faults(
         yield PublicationFault("there is none", made, None)
         return
     if not kinds[0]["is_whole"]:
-        found, change = "it does not publish every kind of change", f"publish = '{_OPERATIONS}'"
-        alter = f"ALTER PUBLICATION {itself} SET ({change});"
+        alter = f"ALTER PUBLICATION {itself} SET (publish = '{_OPERATIONS}');"
+        found = "it does not publish every kind of change"
         yield PublicationFault(found, alter, list(capture.tables))
     parted = sorted(t for t, family in families(rows, wanted).items() if family[0].kind == "p")
     if parted and not kinds[0]["pubviaroot"]:
@@ -252,13 +224,7 @@ def publication_faults(
 
 def published_tables(rows: RunQuery, name: str) -> list[str]:
     """Tables that a publication lists by name, a partitioned table by its own name."""
-    found = rows(
-        "SELECT n.nspname || '.' || c.relname AS name FROM pg_publication p "
-        "JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid "
-        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s",
-        name,
-    )
-    return [str(row["name"]) for row in found]
+    return [str(row["name"]) for row in rows(_LISTED, name)]
 
 
 def slot_row(rows: RunQuery, name: str) -> dict[str, Any] | None:
@@ -288,9 +254,6 @@ def lost_slot(row: Mapping[str, Any], offset: Mapping[str, Any]) -> str | None:
 
 def create_table(table: str, own: OwnTables) -> str:
     """The statement that makes one of our two tables."""
-    columns = (
-        "id text PRIMARY KEY, type text NOT NULL, data text"
-        if table == own.signals
-        else "source text PRIMARY KEY, at timestamptz NOT NULL"
-    )
-    return f"CREATE TABLE {quoted(table)} ({columns})"
+    signals = "id text PRIMARY KEY, type text NOT NULL, data text"
+    beats = "source text PRIMARY KEY, at timestamptz NOT NULL"
+    return f"CREATE TABLE {quoted(table)} ({signals if table == own.signals else beats})"

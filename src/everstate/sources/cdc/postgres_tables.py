@@ -7,13 +7,14 @@ partitioned table, and also for the tables that inherit from a captured one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from everstate.declarations.captures import Capture
 from everstate.sources.cdc.connectors import SourceColumn, TableShape
-from everstate.sources.cdc.database import Finding, RunQuery, quoted, quoted_name
+from everstate.sources.cdc.database import ONE_ENTITY, Finding, RunQuery, quoted, quoted_name
 from everstate.sources.cdc.postgres_types import ColumnType
 
 _LISTS: Final = ("generated", "apart", "parted_by")
@@ -145,9 +146,9 @@ class Relation:
         """Columns of the row before that the log contains; ``None``: all of them."""
         if self.identity == "f":
             return None
-        wanted = {"d": "is_primary", "i": "is_identity"}.get(self.identity)
         for index in self.indexes:
-            if wanted is not None and getattr(index, wanted) and index.is_immediate:
+            wanted = {"d": index.is_primary, "i": index.is_identity}
+            if wanted.get(self.identity) and index.is_immediate:
                 return index.columns
         return ()
 
@@ -172,8 +173,7 @@ class Relation:
         usable = [i for i in self.indexes if i.is_immediate and i.is_filled]
         usable = [index for index in usable if set(key) <= set(index.columns)]
         identity = f"USING INDEX {quoted_name(usable[0].name)}" if usable else "FULL"
-        if any(index.is_primary for index in usable):
-            identity = "DEFAULT"
+        identity = "DEFAULT" if any(index.is_primary for index in usable) else identity
         return f"ALTER TABLE {quoted(self.name)} REPLICA IDENTITY {identity};"
 
 
@@ -183,15 +183,14 @@ def families(run: RunQuery, tables: Iterable[str]) -> dict[str, list[Relation]]:
     Cost: two round trips.
     """
     rows = run(_FAMILIES, list(tables))
-    indexes: dict[int, list[_Index]] = {}
+    indexes, found = defaultdict[int, list[_Index]](list), dict[str, list[Relation]]()
     for each in run(_INDEXES, [row["oid"] for row in rows]):
-        oid, columns = each.pop("oid"), tuple(each.pop("columns"))
-        indexes.setdefault(oid, []).append(_Index(columns=columns, **each))
-    found: dict[str, list[Relation]] = {}
+        columns = tuple(each.pop("columns"))
+        indexes[each.pop("oid")].append(_Index(columns=columns, **each))
     for row in rows:
         family = found.setdefault(row.pop("root"), [])
-        lists: dict[str, Any] = {name: tuple(row.pop(name)) for name in _LISTS}
-        family.append(Relation(indexes=tuple(indexes.get(row["oid"], ())), **lists, **row))
+        row |= {name: tuple(row[name]) for name in _LISTS}
+        family.append(Relation(indexes=tuple(indexes[row["oid"]]), **row))
     return found
 
 
@@ -283,73 +282,55 @@ class TableChecks:
         yield self._key(table, family, key)
         yield self._identity(table, family, key)
         yield from self._parts(table, family)
-        yield from self._logged(table, family)
 
     def _key(self, table: str, family: Sequence[Relation], key: Sequence[str]) -> Finding:
-        name, itself = f"key of {table}", family[0]
+        name, itself, listed = f"key of {table}", family[0], ", ".join(key)
         if not key:
             return self._no_key(name, itself)
-        computed = sorted(set(key) & set(itself.generated))
-        if computed:
+        if computed := sorted(set(key) & set(itself.generated)):
             advice = "Declare key_columns that the database does not generate."
             found = f"{', '.join(computed)} is generated, and not in the log"
             return Finding(name, "fail", found, advice=advice)
-        listed = ", ".join(key)
         if any(set(index.columns) <= set(key) for index in itself.indexes):
             return Finding(name, "ok", f"it has {listed}")
         parted_by = {column for each in family for column in each.parted_by}
-        beside = [column for column in itself.primary if column not in {*key, *parted_by}]
-        if beside:
-            found = (
-                f"the primary key is {', '.join(itself.primary)}, and the declared key_columns "
-                f"lack {', '.join(beside)}: rows that differ there would become one entity"
-            )
+        if beside := [each for each in itself.primary if each not in {*key, *parted_by}]:
+            found = f"the primary key is {', '.join(itself.primary)}, and the declared key_columns "
+            found += f"lack {', '.join(beside)}: rows that differ there would become one entity"
             advice = "Declare key_columns that no two rows share, or none."
             return Finding(name, "fail", found, advice=advice)
         found = f"nothing in the database keeps {listed} unique"
-        advice = "Rows with the same values of the declared key_columns become one entity."
-        return Finding(name, "warn", found, advice=advice)
+        return Finding(name, "warn", found, advice=ONE_ENTITY)
 
     def _no_key(self, name: str, itself: Relation) -> Finding:
+        found, statements = "there is no primary key", tuple[str, ...]()
         unique = [i for i in itself.indexes if i.is_filled and i.is_immediate]
         if unique:
-            found = f"there is no primary key, but the unique index {unique[0].name}"
-            return Finding(
-                name, "fail", found,
-                advice=f"Declare its Table with key_columns={unique[0].columns!r}.",
-            )  # fmt: skip
-        statement = f'ALTER TABLE {quoted(itself.name)} ADD PRIMARY KEY ("id");'
-        return Finding(
-            name, "fail", "there is no primary key", (statement,),
-            "With the columns that name a row. Where it can have none: declare its Table with "
-            "key_columns, and give it REPLICA IDENTITY FULL.",
-        )  # fmt: skip
+            found += f", but the unique index {unique[0].name}"
+            advice = f"Declare its Table with key_columns={unique[0].columns!r}."
+        else:
+            statements = (f'ALTER TABLE {quoted(itself.name)} ADD PRIMARY KEY ("id");',)
+            advice = "With the columns that name a row. Where it can have none: declare its Table "
+            advice += "with key_columns, and give it REPLICA IDENTITY FULL."
+        return Finding(name, "fail", found, statements, advice)
 
     def _identity(self, table: str, family: Sequence[Relation], key: Sequence[str]) -> Finding:
-        name = f"identity of {table}"
-        mute = [each for each in family if not each.is_writable]
-        if mute:
-            statements = tuple(each.remedy(key) for each in mute)
-            found = (
-                f"UPDATE and DELETE of {_names(mute)} fail while it is published: its log would "
-                f"not name the row ({_IDENTITIES[mute[0].identity]}, no key that can be used)"
-            )
-            return Finding(name, "fail", found, statements, _FULL_COSTS)
-        blurred = [each for each in family if not each.tells(key)]
-        if blurred:
-            statements = tuple(each.remedy(key) for each in blurred)
-            logged_columns = ", ".join(blurred[0].logged_columns or ())
-            found = (
-                f"the log of a delete of {_names(blurred)} has {logged_columns}, "
-                f"and not the key {', '.join(key)}"
-            )
-            return Finding(name, "fail", found, statements, _FULL_COSTS)
-        return self._before(name, family, is_keyed=bool(family[0].primary))
+        name, is_keyed = f"identity of {table}", bool(family[0].primary)
+        if bad := [each for each in family if not each.is_writable]:
+            found = f"UPDATE and DELETE of {_names(bad)} fail while it is published: its log would "
+            found += f"not name the row ({_IDENTITIES[bad[0].identity]}, no key that can be used)"
+        elif bad := [each for each in family if not each.tells(key)]:
+            found = f"the log of a delete of {_names(bad)} has "
+            found += f"{', '.join(bad[0].logged_columns or ())}, and not the key {', '.join(key)}"
+        else:
+            return self._before(name, family, is_keyed=is_keyed)
+        return Finding(name, "fail", found, tuple(each.remedy(key) for each in bad), _FULL_COSTS)
 
     def _before(self, name: str, family: Sequence[Relation], *, is_keyed: bool) -> Finding:
         """The log identifies each row; check whether it also contains the row before."""
-        full = [each for each in family if each.kind == "r" and each.logged_columns is None]
-        bad = [each for each in full if each.generated]
+        stored = [each for each in family if each.kind == "r"]
+        partial = [each for each in stored if each.logged_columns is not None]
+        bad = [each for each in stored if each.logged_columns is None and each.generated]
         if bad and self._version >= _GENERATED_IN_IDENTITY:
             found = f"UPDATE and DELETE of {_names(bad)} fail while it is published: its full "
             found += "identity holds a generated column"
@@ -358,7 +339,6 @@ class TableChecks:
             advice = "Give each new partition REPLICA IDENTITY FULL before its rows are changed."
             found = "each partition has its own; one that is made later has none"
             return Finding(name, "warn", found, advice=advice)
-        partial = [each for each in family if each.kind == "r" and each.logged_columns is not None]
         if not partial:
             return Finding(name, "ok", "full")
         # Missing columns are completed from our newest state, if there is one.
@@ -367,38 +347,25 @@ class TableChecks:
         return Finding(name, "warn", _IDENTITIES[partial[0].identity], statements, advice)
 
     def _parts(self, table: str, family: Sequence[Relation]) -> Iterator[Finding]:
-        """Tables whose changes PostgreSQL publishes under another name than the captured one."""
-        heirs = [each for each in family[1:] if not each.is_partition]
-        if heirs:
-            found = (
-                f"{_names(heirs)} inherit from it, and the log has their changes under their names"
-            )
+        """Tables whose changes are in no log, or under another name than the captured one."""
+        others = {t: members for t, members in self._found.items() if t != table}
+        if heirs := [each for each in family[1:] if not each.is_partition]:
+            found = f"{_names(heirs)} inherit from it, and the log has their changes under their "
             advice = f"Declare these tables instead of {table}, with the same entity."
-            yield Finding(f"parts of {table}", "fail", found, advice=advice)
-        above = [
-            other
-            for other, members in self._found.items()
-            if other != table and family[0].is_partition
-            and table in [each.name for each in members]
-        ]  # fmt: skip
-        if above:
+            yield Finding(f"parts of {table}", "fail", f"{found}names", advice=advice)
+        above = [t for t, all_of in others.items() if table in [each.name for each in all_of]]
+        if above and family[0].is_partition:
             found = f"it is a partition of {above[0]}, and its changes are logged under that name"
             advice = f"Declare only {above[0]}."
             yield Finding(f"parts of {table}", "fail", found, advice=advice)
-
-    def _logged(self, table: str, family: Sequence[Relation]) -> Iterator[Finding]:
-        """Tables whose changes are in no log."""
-        name = f"log of {table}"
-        unlogged = [each for each in family if each.is_unlogged]
-        if unlogged:
+        if unlogged := [each for each in family if each.is_unlogged]:
             statements = tuple(f"ALTER TABLE {quoted(t.name)} SET LOGGED;" for t in unlogged)
             found = f"{_names(unlogged)} is UNLOGGED: its changes are not in the server's log"
-            yield Finding(name, "fail", found, statements)
-        foreign = [each for each in family if each.kind == "f"]
-        if foreign:
+            yield Finding(f"log of {table}", "fail", found, statements)
+        if foreign := [each for each in family if each.kind == "f"]:
             found = f"{_names(foreign)} is of another server, as is the log of its changes"
             advice = "Capture that table where it is."
-            yield Finding(name, "fail", found, advice=advice)
+            yield Finding(f"log of {table}", "fail", found, advice=advice)
 
 
 _FULL_COSTS: Final = (

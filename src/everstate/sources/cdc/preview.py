@@ -84,19 +84,12 @@ def _previewed(table: str, record: Record, parsed: Sequence[Any]) -> Iterator[Pr
         if isinstance(one, RefusedRow):
             yield Previewed(one.table, *place, f"refused: {one.reason}", one.key, {})
         elif isinstance(one, CleanRow):
-            yield Previewed(one.table, *place, _outcome(one), one.key, _fields(one))
+            fields = one.known or {}
+            if one.state is not None:
+                fields = msgspec.json.decode(one.state)
+            yield Previewed(one.table, *place, _outcome(one), one.key, fields)
 
 
 def _outcome(row: CleanRow) -> str:
-    if row.op == "t":
-        return "all are deleted"
-    if row.op == "d":
-        return "deleted"
-    return "whole" if row.state is not None or row.covers else "partial"
-
-
-def _fields(row: CleanRow) -> Mapping[str, Any]:
-    if row.state is not None:
-        found: dict[str, Any] = msgspec.json.decode(row.state)
-        return found
-    return row.known or {}
+    whole = "whole" if row.state is not None or row.covers else "partial"
+    return {"t": "all are deleted", "d": "deleted"}.get(row.op, whole)

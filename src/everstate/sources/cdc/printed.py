@@ -16,15 +16,13 @@ from typing import Any, Final
 
 import msgspec
 
+from everstate.sources.cdc.convert import NUMERIC
+
 FromPrinted = Callable[[Any], Any]
 """Raises ValueError for a value that no captured row has, such as an infinite time."""
 _DAY_ZERO: Final = date(1970, 1, 1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_JAVA_NAMES: Final = {
-    "NaN": "NAN",
-    "Infinity": "POSITIVE_INFINITY",
-    "-Infinity": "NEGATIVE_INFINITY",
-}
+_JAVA_NAMES: Final = {printed: written for written, printed in NUMERIC.items()}
 _decode_elements = msgspec.json.Decoder(list[Any], float_hook=str).decode
 
 

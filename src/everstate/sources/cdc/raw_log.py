@@ -36,27 +36,24 @@ def newest_lsn(config: Config, capture: Capture) -> int:
     Cost: one read of at most a hundred records.
     """
     topic = CaptureNames(config.log.prefix, capture.name).raw_log
-    found = 0
     try:
         with Offsets(config) as offsets:
             start = offsets.beginnings([topic])[topic, 0]
             end = offsets.stable_ends([topic])[topic, 0]
     except LogError:
-        return found
+        return 0
     with Consumer(config, client_id="everstate-cdc") as consumer:
-        for record in consumer.read(topic, 0, max(start, end - _TAIL), end):
-            found = max(found, *_places(record.value))
-    return found
+        records = consumer.read(topic, 0, max(start, end - _TAIL), end)
+        return max((place for each in records for place in _places(each.value)), default=0)
 
 
 def _places(value: bytes | None) -> list[int]:
     """Places of the log in a row, or in the end of a transaction."""
-    body = json.loads(value or b"0")
-    if not isinstance(body, dict):
-        return [0]
-    place = stream_place("postgresql", body.get("source") or {})
+    body = json.loads(value or b"{}")
+    body = body if isinstance(body, dict) else {}
+    place = stream_place("postgresql", body.get("source") or {}) or b""
     end = str(body.get("id")).partition(":")[2]
-    rows = [] if place is None else [int.from_bytes(place[at : at + 8], "big") for at in (0, 8)]
+    rows = [int.from_bytes(place[at : at + 8], "big") for at in range(0, len(place), 8)]
     return [*rows, int(end) if end.isdecimal() else 0]
 
 
@@ -101,14 +98,13 @@ def ensure_topics(config: Config, capture: Capture, topics: Topics) -> None:
         ensure_raw_log(config, capture, topics)
     else:
         raw = [topics.names.raw(capture.name, part) for part in capture.by_topic()]
-        kept = raw_settings(config)
-        topics.ensure_raw(raw, partitions=config.log.partitions, settings=kept)
-    entities = sorted({t.entity for t in capture.tables.values() if t.partials})
-    partials = [topics.names.partials(entity) for entity in entities]
-    for entity, name in zip(entities, partials, strict=True):
+        topics.ensure_raw(raw, partitions=config.log.partitions, settings=raw_settings(config))
+    partials = []
+    for entity in sorted({t.entity for t in capture.tables.values() if t.partials}):
         log = config.log.of(entity)
         settings = {"retention.ms": str(int(log.changes_retention_hours * _HOUR_MS)), **size}
-        topics.ensure_raw([name], partitions=log.partitions, settings=settings)
+        partials.append(topics.names.partials(entity))
+        topics.ensure_raw(partials[-1:], partitions=log.partitions, settings=settings)
     held = topics.names.capture(capture.name, HELD)
     topics.ensure_raw([held], partitions=1, settings={"cleanup.policy": "compact", **size})
     # The topics that connectors write to belong to them, or were made by `everstate cdc add`.
@@ -142,7 +138,7 @@ def _in_order(capture: Capture) -> Iterator[str]:
         waits[name] = {n for n, other in capture.tables.items() if other.entity in wanted}
     while waits:
         # Tables that refer to each other have no order: the first one of them begins.
-        first = next((name for name, before in waits.items() if not before & waits.keys()), None)
-        name = next(iter(waits)) if first is None else first
+        ready = (name for name, before in waits.items() if not before & waits.keys())
+        name = next(ready, next(iter(waits)))
         del waits[name]
         yield topic_table(name)

@@ -14,7 +14,7 @@ import msgspec
 from everstate.changes import EntityType
 from everstate.declarations.captures import Capture
 from everstate.sources.cdc.convert import may_have_java_names, refuse_java_name
-from everstate.sources.cdc.mapping import CleanRow, TableMapping
+from everstate.sources.cdc.mapping import CleanRow, TableMapping, mapping_of
 from everstate.sources.cdc.placeholders import setting_of
 from everstate.sources.cdc.rows import (
     FACTS,
@@ -127,8 +127,7 @@ _TRUNCATED_SHARED: Final = (
     " DELETE, which the log has row by row, or give the table an entity type of its own"
 )
 _TRUNCATED_OURS: Final = (
-    "{said}, and `everstate cdc snapshot {capture} --new-epoch` deletes now each entity whose row"
-    " is gone"
+    ", and `everstate cdc snapshot {capture} --new-epoch` deletes now each entity whose row is gone"
 )
 STAY: Final = (
     "{how}, and its entities stay as they were; `everstate cdc snapshot {capture}"
@@ -163,7 +162,8 @@ class RawReader:
 
     @cached_property
     def _mappings(self) -> dict[str, TableMapping]:
-        return {}
+        capture, entities = self.capture, self.entities
+        return {t: one for t in capture.tables if (one := mapping_of(capture, t, entities))}
 
     @cached_property
     def _tables(self) -> dict[str, str]:
@@ -171,13 +171,7 @@ class RawReader:
 
     def mapping(self, table: str) -> TableMapping:
         """Mapping of a declared table."""
-        found = self._mappings.get(table)
-        if found is None:
-            declared = self.capture.tables[table]
-            entity_type = self.entities[declared.entity]
-            found = TableMapping(self.capture, table, declared, entity_type)
-            self._mappings[table] = found
-        return found
+        return self._mappings[table]
 
     @property
     def header_names(self) -> tuple[str, ...]:
@@ -211,14 +205,11 @@ class RawReader:
             found: list[Parsed] = []
             for row in rows:
                 if not name:
-                    names = (
-                        row.source.get("schema") or row.source.get("db"),
-                        row.source.get("table"),
-                    )
+                    source = row.source
+                    names = source.get("schema") or source.get("db"), source.get("table")
                     table = self.declared(*names)
                     if not table:
-                        name_given = ".".join(str(one) for one in names if one)
-                        found.append(RawFact("undeclared", name_given))
+                        found.append(RawFact("undeclared", ".".join(map(str, filter(None, names)))))
                         continue
                 keys = self.capture.tables[table].key_columns
                 found += [self._mapped(table, part, is_odd) for part in moved(row, keys)]
@@ -235,8 +226,7 @@ class RawReader:
         """The declared table of that name; "": none is."""
         found = self._named.get((schema, table))
         if found is None:
-            whole = f"{schema}.{table}"
-            tables = self.capture.tables
+            whole, tables = f"{schema}.{table}", self.capture.tables
             # MariaDB on some systems folds the names of tables.
             folded = {name.lower(): name for name in tables}
             found = whole if whole in tables else folded.get(whole.lower(), "")
@@ -294,20 +284,16 @@ class RawReader:
 
     def _replaced(self, value: bytes | None) -> list[Parsed]:
         """What a schema change says of declared tables that are another one now, or gone."""
-        unknown: list[Parsed] = [
-            RawFact("unknown", table)
-            for place in debezium.unknown_tables(value)
-            if (table := self.declared(*place))
-        ]
+        named = (self.declared(*place) for place in debezium.unknown_tables(value))
+        if unknown := [RawFact("unknown", table) for table in named if table]:
+            return [*unknown]
         gone = {
             table: STAY.format(how=f"the table was {how}", capture=self.capture.name)
             for database, name, how in debezium.replaced_tables(value)
             if (table := self.declared(database, name))
         }
-        if unknown or not gone:
-            return unknown
         refused = [RefusedRow(table=table, reason=reason) for table, reason in gone.items()]
-        return [*refused, SourceIdentity(identity="", epoch=0, gone=gone)]
+        return [*refused, SourceIdentity(identity="", epoch=0, gone=gone)] if gone else []
 
     @cached_property
     def _named(self) -> dict[tuple[Any, Any], str]:
@@ -316,20 +302,17 @@ class RawReader:
     @cached_property
     def _prefixes(self) -> frozenset[str]:
         named = (table.provenance.message_prefix for table in self.capture.tables.values())
-        return frozenset(prefix for prefix in named if prefix)
+        return frozenset(filter(None, named))
 
     def _truncated(self, table: str) -> str:
         """Why a TRUNCATE is refused, with advice that the declaration of the table can follow."""
-        tables, said = self.capture.tables, _TRUNCATED + _TRUNCATED_ALONE
+        tables, how = self.capture.tables, _TRUNCATED_ALONE
         entity = tables[table].entity
-        others = [name for name, one in tables.items() if name != table and one.entity == entity]
-        if others:
+        if others := [t for t, one in tables.items() if t != table and one.entity == entity]:
             have = "has" if len(others) == 1 else "have"
-            shared = {"others": ", ".join(others), "have": have, "entity": entity}
-            said = _TRUNCATED + _TRUNCATED_SHARED.format(**shared)
-        if not self.capture.is_ours:
-            return said
-        return _TRUNCATED_OURS.format(said=said, capture=self.capture.name)
+            how = _TRUNCATED_SHARED.format(others=", ".join(others), have=have, entity=entity)
+        ours = _TRUNCATED_OURS.format(capture=self.capture.name) if self.capture.is_ours else ""
+        return f"{_TRUNCATED}{how}{ours}"
 
     def _refused(self, table: str, cause: Exception) -> RefusedRow:
         if isinstance(cause, Unreadable):
@@ -350,12 +333,10 @@ def _refuse_java_names(mapping: TableMapping, image: Mapping[str, Any]) -> None:
 def _number_repeats(rows: Sequence[Parsed]) -> None:
     """Number the rows of one record that have the key and the operation of an earlier one of it."""
     seen: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        if isinstance(row, CleanRow):
-            name = row.key, row.op
-            if seen[name]:
-                row.order = (seen[name],)
-            seen[name] += 1
+    for row in (row for row in rows if isinstance(row, CleanRow)):
+        if before := seen[row.key, row.op]:
+            row.order = (before,)
+        seen[row.key, row.op] += 1
 
 
 def _refuse_left_out(form: str, mapping: TableMapping, row: SourceRow, found: CleanRow) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -18,8 +18,8 @@ from everstate.sources.cdc.connectors import (
     TableShape,
 )
 from everstate.sources.cdc.convert import reads_as
-from everstate.sources.cdc.database import Finding
-from everstate.sources.cdc.mapping import NO_COLUMN, TableMapping
+from everstate.sources.cdc.database import Finding, verdict
+from everstate.sources.cdc.mapping import NO_COLUMN, TableMapping, mapping_of
 from everstate.sources.cdc.rest import Connect
 from everstate.sources.cdc.rows import Unreadable
 
@@ -39,15 +39,13 @@ _APART: Final = (
 def refuse_failed(capture: Capture, findings: Iterable[Finding]) -> None:
     """Raise CaptureFailed, with advice, when one of the findings is a failure."""
     failed = [each for each in findings if each.outcome == "fail"]
-    if not failed:
-        return
-    lines = [" ".join([f"{f.name}: {f.found}.", *f.sql, f.advice or ""]) for f in failed]
-    listed = "\n".join(f"- {line.strip()}" for line in lines)
-    raise CaptureFailed(
-        f"capture {capture.name}: nothing was made, because these tables cannot be "
-        f"captured as they are:\n{listed}\n",
-        advice=f"`everstate cdc doctor {capture.name}` shows this and all the rest.",
-    )
+    lines = [" ".join([f"- {f.name}: {f.found}.", *f.sql, f.advice or ""]) for f in failed]
+    if lines:
+        raise CaptureFailed(
+            f"capture {capture.name}: nothing was made, because these tables cannot be captured "
+            "as they are:\n" + "".join(f"{line.strip()}\n" for line in lines),
+            advice=f"`everstate cdc doctor {capture.name}` shows this and all the rest.",
+        )
 
 
 def name_findings(capture: Capture) -> Iterator[Finding]:
@@ -78,31 +76,33 @@ def shape_findings(
     for table, shape in shapes.items():
         declared = capture.tables[table]
         columns = {each.name: _as_set(table, each, settings) for each in shape.columns}
-        entity_type = entities.get(declared.entity)
         sources: Mapping[str, str | None] = {}
-        mapping: TableMapping | None = None
-        if entity_type is not None:
-            mapping = TableMapping(capture, table, declared, entity_type)
+        mapping = mapping_of(capture, table, entities)
+        if mapping is not None:
             try:
                 sources = mapping.sources(list(columns))
             except Unreadable as cause:
                 advice = "Give the field's column in `columns` of its Table, or `drop` the other."
                 yield Finding(f"columns of {table}", "fail", str(cause), advice=advice)
-            if beside := mapping.columns_beside_key(shape.key):
-                yield _uncovered(table, shape.key, mapping.entity_type, ", ".join(beside))
+            if beside := ", ".join(mapping.columns_beside_key(shape.key)):
+                key, entity = mapping.entity_type.key, declared.entity
+                found = f"a row is named by {', '.join(shape.key)}, and the key {key} of {entity} "
+                found += f"does not depend on {beside}: rows that differ there would become one "
+                advice = f"Declare computed={{{key!r}: …}}, a function of all these columns."
+                yield Finding(f"key of {table}", "fail", f"{found}entity", advice=advice)
             yield from _audit(table, columns, declared.provenance)
             for field, column in sources.items():
                 if column is not None:
                     yield from _misread(table, columns[column], field, mapping)
+                    continue
+                advice = f"Give its column in `columns` of the Table of {table}; for a field that "
+                advice += (
+                    f"has none declare computed={{{field!r}: …}}, a function of the state, or "
+                )
+                advice += "remove it from the model."
+                found = f"it {NO_COLUMN} {field}"
+                yield Finding(f"columns of {table}", "fail", found, advice=advice)
         fields = {column: field for field, column in sources.items() if column is not None}
-        for field in (field for field, column in sources.items() if column is None):
-            advice = (
-                f"Give its column in `columns` of the Table of {table}; for a field that has none "
-                f"declare computed={{{field!r}: …}}, a function of the state, or remove it from "
-                "the model."
-            )
-            found = f"it {NO_COLUMN} {field}"
-            yield Finding(f"columns of {table}", "fail", found, advice=advice)
         left_out = _unread(shape, mapping) if leaves_out and mapping is not None else {}
         for each in columns.values():
             if each.name not in left_out:
@@ -126,9 +126,7 @@ def peculiarities(
         for table, shape in shapes.items()
     }
     for table, shape in shapes.items():
-        declared = capture.tables[table]
-        if (entity_type := entities.get(declared.entity)) is not None:
-            mapping = TableMapping(capture, table, declared, entity_type)
+        if (mapping := mapping_of(capture, table, entities)) is not None:
             left_out[table].update(_unread(shape, mapping))
     keys = {table: shape.key for table, shape in shapes.items() if not shape.has_primary_key}
     return Peculiarities(left_out, keys)
@@ -156,11 +154,10 @@ def _audit(
         why = column.absent or column.unmarked
         if column.is_generated:
             why = "it is generated, and the log has none of its values"
-        if why is None:
-            continue
-        found = f"{why}, so {field} of the provenance would be its default"
-        advice = None if column.sql else "Give another column in `provenance` of its Table."
-        yield Finding(f"column {table}.{name}", "fail", found, column.sql, advice)
+        if why is not None:
+            found = f"{why}, so {field} of the provenance would be its default"
+            advice = None if column.sql else "Give another column in `provenance` of its Table."
+            yield Finding(f"column {table}.{name}", "fail", found, column.sql, advice)
 
 
 def _as_set(table: str, column: SourceColumn, settings: Mapping[str, str]) -> SourceColumn:
@@ -192,19 +189,16 @@ def _column(table: str, column: SourceColumn, field: str | None) -> Iterator[Fin
         yield Finding(f"generated column {whole}", "ok", "left out: the log has none of them")
     elif column.is_generated:
         found = f"the log has none of them, so field {field} would never have a value"
-        advice = (
-            f"Declare the Table of {table} with computed={{{field!r}: …}}, a function "
-            f"of the state, or leave the column out with drop=({column.name!r},)."
-        )
+        advice = f"Declare the Table of {table} with computed={{{field!r}: …}}, a function of the "
+        advice += f"state, or leave the column out with drop=({column.name!r},)."
         yield Finding(f"generated column {whole}", "fail", found, advice=advice)
     elif column.absent is not None and field is not None:
         found = f"{column.absent}, so field {field} would never have its value"
         remove = f"Remove the field, or leave it out: drop=({column.name!r},)."
         yield Finding(f"column {whole}", "fail", found, column.sql, None if column.sql else remove)
     elif column.absent is None and column.unmarked and (field or column.is_required):
-        found = f"{column.unmarked}; Debezium would write null" + (
-            ", and fail because the column is NOT NULL" if column.is_required else ""
-        )
+        found = f"{column.unmarked}; Debezium would write null"
+        found += ", and fail because the column is NOT NULL" if column.is_required else ""
         yield Finding(f"column {whole}", "fail", found, column.sql, _APART)
 
 
@@ -216,29 +210,15 @@ def _misread(
     A field takes whole numbers for days or times only where that is declared.
     """
     declared = {name.lower(): kind for name, kind in mapping.table.types.items()}
-    kind = declared.get(column.name.lower())
-    wanted = mapping.model_fields.get(field)
+    kind, wanted = declared.get(column.name.lower()), mapping.model_fields.get(field)
     reading = reads_as(kind, None if wanted is None else wanted.tree)
-    if column.numbers is None or reading in (None, column.numbers):
-        return
-    if column.numbers == "numbers" and kind is not None:
+    is_declared = column.numbers == "numbers" and kind is not None
+    if column.numbers is None or is_declared or reading in (None, column.numbers):
         return
     found = f"its values are {column.numbers}, and field {field} would take them for {reading}"
-    advice = (
-        f"Give the field the column's type, or declare types={{{column.name!r}: …}} of its Table: "
-        "the unit of a number ('s', 'ms', 'us', 'ns' or 'days'), or a function."
-    )
+    advice = f"Give the field the column's type, or declare types={{{column.name!r}: …}} of its "
+    advice += "Table: the unit of a number ('s', 'ms', 'us', 'ns' or 'days'), or a function."
     yield Finding(f"column {table}.{column.name}", "fail", found, advice=advice)
-
-
-def _uncovered(table: str, key: Sequence[str], entity: EntityType, beside: str) -> Finding:
-    """Two rows whose keys differ in the columns ``beside`` become one entity."""
-    found = (
-        f"a row is named by {', '.join(key)}, and the key {entity.key} of {entity.name} does not "
-        f"depend on {beside}: rows that differ there would become one entity"
-    )
-    advice = f"Declare computed={{{entity.key!r}: …}}, a function of all these columns."
-    return Finding(f"key of {table}", "fail", found, advice=advice)
 
 
 def plugin_findings(kind: str, url: str) -> list[Finding]:
@@ -252,8 +232,7 @@ def plugin_findings(kind: str, url: str) -> list[Finding]:
         return [Finding(name, "warn", error.message, advice=error.advice)]
     if version is None:
         return [Finding(name, "fail", f"{url} has none for {kind}")]
-    if tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2]) >= wanted:
-        return [Finding(name, "ok", version)]
-    found = f"{version} loses rows when it is stopped within a COPY (debezium/dbz#1554)"
+    is_safe = tuple(int(part) for part in re.findall(r"[0-9]+", version)[:2]) >= wanted
+    loses = f"{version} loses rows when it is stopped within a COPY (debezium/dbz#1554)"
     advice = f"Install {'.'.join(map(str, wanted))} or later on the Connect cluster."
-    return [Finding(name, "fail", found, advice=advice)]
+    return [verdict(name, version if is_safe else loses, is_safe, advice=advice)]

@@ -99,23 +99,19 @@ def check_source(
             return f"it is {identity}, and was {known.identity}"
         if not resumes:
             return None
-        reason = database.went_back(known.place, offset)
-        if reason is None and not is_marked(known.mark, mark_of(database.read_mark())):
-            reason = f"{_EARLIER} {database.own.signals}"
-        return reason
+        if reason := database.went_back(known.place, offset):
+            return reason
+        is_it = is_marked(known.mark, mark_of(database.read_mark()))
+        return None if is_it else f"{_EARLIER} {database.own.signals}"
 
-    known = known_standing(config, capture)
-    if epoch > known.epoch:
-        return CheckedSource(identity, known)
-    reason = differs(known)
-    if reason is not None:
-        # A newer mark may have been written while this one was compared: a database that differs
-        # still does so when it is compared again.
+    # A newer mark may be written while one is compared: a database that differs still does so when
+    # it is compared again.
+    for _ in range(2):
         known = known_standing(config, capture)
-        reason = differs(known)
-    if reason is not None:
-        raise SourceReplaced(capture.name, reason)
-    return CheckedSource(identity, known)
+        reason = None if epoch > known.epoch else differs(known)
+        if reason is None:
+            return CheckedSource(identity, known)
+    raise SourceReplaced(capture.name, str(reason))
 
 
 def is_marked(known: str | None, found: Mark | None) -> bool:

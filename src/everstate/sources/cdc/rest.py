@@ -16,6 +16,7 @@ from everstate.telemetry import without_secret
 
 _TIMEOUT_S: Final = 30.0
 _REBALANCING: Final = 409
+_HEADERS: Final = {"Content-Type": "application/json", "Accept": "application/json"}
 
 
 def _is_rebalancing(error: BaseException) -> bool:
@@ -47,8 +48,7 @@ class Connect:
 
     def config(self, connector: str) -> dict[str, str]:
         """Settings of a connector; references to secrets are not resolved."""
-        found: dict[str, str] = self._ask("GET", self._path(connector, "config"))
-        return found
+        return dict(self._ask("GET", self._path(connector, "config")))
 
     def make_stopped(self, connector: str, config: Mapping[str, str]) -> None:
         """Make a connector that reads nothing before :meth:`resume`."""
@@ -61,14 +61,12 @@ class Connect:
 
     def status(self, connector: str) -> dict[str, Any]:
         """State of the connector and of its tasks, as Connect reports it."""
-        found: dict[str, Any] = self._ask("GET", self._path(connector, "status"))
-        return found
+        return dict(self._ask("GET", self._path(connector, "status")))
 
     def offset(self, connector: str) -> dict[str, Any]:
         """Source position that Connect has stored; empty when there is none yet."""
-        found = self._ask("GET", self._path(connector, "offsets"))
-        listed = found.get("offsets") or []
-        return dict(listed[0].get("offset") or {}) if listed else {}
+        listed = self._ask("GET", self._path(connector, "offsets")).get("offsets") or [{}]
+        return dict(listed[0].get("offset") or {})
 
     def alter_offset(self, connector: str, offset: Mapping[str, Any]) -> None:
         """Replace the stored source position of a stopped connector."""
@@ -109,8 +107,12 @@ class Connect:
         return _AGAIN(self._ask_once, method, path, body)
 
     def _ask_once(self, method: str, path: str, body: object) -> Any:
+        data = None if body is None else json.dumps(body).encode()
         try:
-            return self._request(method, path, body)
+            request = urllib.request.Request(self.url + path, data, _HEADERS, method=method)
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+                text = answer.read()
+            return json.loads(text) if text else None
         except urllib.error.HTTPError as cause:
             with cause:
                 reason = _reason(cause)
@@ -128,14 +130,6 @@ class Connect:
     @property
     def _place(self) -> str:
         return without_secret(self.url)
-
-    def _request(self, method: str, path: str, body: object) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        request = urllib.request.Request(self.url + path, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            text = answer.read()
-        return json.loads(text) if text else None
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -71,8 +71,7 @@ class Restarter:
                 self._is_current = True
             failure = capturing.failure()
             if failure is None:
-                self._ask_source(capturing)
-                self._look_at_snapshot(capturing)
+                self._look_at(capturing)
                 self._last_warning = ""
                 return False
             if not self._retries.is_due(self._name):
@@ -98,17 +97,17 @@ class Restarter:
             )
         return True
 
-    def _ask_source(self, capturing: Capturing) -> None:
-        """Pause a connector whose database was replaced: its rows could not be put in order."""
+    def _look_at(self, capturing: Capturing) -> None:
+        """Pause a connector whose database was replaced: its rows could not be put in order.
+
+        Restart one whose snapshot halted: it resumes, or fails with the reason.
+        """
         try:
             capturing.check_source(renew=True)
         except SourceReplaced:
             if capturing.running_position():
                 capturing.pause()
             raise
-
-    def _look_at_snapshot(self, capturing: Capturing) -> None:
-        """Restart a connector whose snapshot halted: it resumes, or fails with the reason."""
         progress = self._watch.look(capturing.running_position())
         if progress == "silent":
             capturing.nudge()

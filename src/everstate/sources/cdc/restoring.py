@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -109,27 +110,24 @@ class Restoring:
         Their `.state` has to be filled again (:meth:`refill`). Raises LocalStateError where
         neither `.changes` nor the archive reaches back to the beginning.
         """
-        found = []
-        for entity in self._entities:
-            if next(copy.scan(state_name(entity, "")), None) is None:
-                if self._take_history(copy, entity):
-                    found.append(entity)
-        return found
+        return [
+            entity
+            for entity in self._entities
+            if next(copy.scan(state_name(entity, "")), None) is None
+            and self._take_history(copy, entity)
+        ]
 
     def refill(self, copy: StateCopy, entity: str) -> Iterator[list[OutRecord]]:
         """Records that `.state` lacks, in batches: the newest change of each entity."""
         topic = self._topics.names.state(entity)
-        batch: list[OutRecord] = []
-        for value in self._history(entity):
-            key, known = known_of(value)
-            row = copy.get(state_name(entity, key))
-            if row is not None and known_row(row).version == known.version:
-                batch.append(OutRecord(topic, key.encode(), value, _HEADERS))
-            if len(batch) >= _CHUNK:
+        for values in _chunks(self._history(entity)):
+            batch: list[OutRecord] = []
+            for value, (key, known) in zip(values, map(known_of, values), strict=True):
+                row = copy.get(state_name(entity, key))
+                if row is not None and known_row(row).version == known.version:
+                    batch.append(OutRecord(topic, key.encode(), value, _HEADERS))
+            if batch:
                 yield batch
-                batch = []
-        if batch:
-            yield batch
 
     def _rows_of(self, record: Record) -> Iterable[tuple[bytes, bytes | None]]:
         entity = self._entity_of.get(record.topic)
@@ -149,17 +147,14 @@ class Restoring:
 
     def _take_history(self, copy: StateCopy, entity: str) -> bool:
         """Write the newest states of a type's history into the copy; out: whether there are any."""
-        rows: dict[bytes, bytes | None] = {}
         newest: dict[str, int] = {}
-        for value in self._history(entity):
-            key, known = known_of(value)
-            if known.version >= newest.get(key, 0):
-                newest[key] = known.version
-                rows[state_name(entity, key)] = state_row(known)
-            if len(rows) >= _CHUNK:
-                copy.write(rows)
-                rows = {}
-        copy.write(rows)
+        for values in _chunks(self._history(entity)):
+            rows: dict[bytes, bytes | None] = {}
+            for key, known in map(known_of, values):
+                if known.version >= newest.get(key, 0):
+                    newest[key] = known.version
+                    rows[state_name(entity, key)] = state_row(known)
+            copy.write(rows)
         return bool(newest)
 
     def _history(self, entity: str) -> Iterator[bytes]:
@@ -193,6 +188,12 @@ def stateful(capture: Capture) -> tuple[str, ...]:
     """Entity types of a capture that have a newest state: all but those of domain events."""
     events = {table.events for table in capture.tables.values()}
     return tuple(name for name in capture.entities if name not in events)
+
+
+def _chunks(values: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """The values in lists that fit into memory."""
+    while chunk := list(islice(values, _CHUNK)):
+        yield chunk
 
 
 def _archived(reader: ArchiveReader) -> dict[int, int]:

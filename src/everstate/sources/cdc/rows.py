@@ -17,8 +17,6 @@ Op = Literal["c", "u", "d", "r", "t", "m"]
 """Created, updated, deleted, read by a snapshot, table truncated, logical message."""
 SourcePosition = Mapping[str, tuple[int | str, ...]]
 """Place in the source's log, by scheme; two places are compared by the first scheme they share."""
-
-
 KIND: Final = "kind"
 """Header of each record of the one raw log that is not a row; its values:"""
 TRANSACTION, MESSAGE, HEARTBEAT, SCHEMA = b"transaction", b"message", b"heartbeat", b"schema"
@@ -30,16 +28,8 @@ AGGREGATE: Final = "aggregateType"
 """Header with the aggregate type of a row of an outbox."""
 SNAPSHOT: Final = "snapshot "
 """Prefix of the scheme in a snapshot row's position: where the log was when it was taken."""
-
-
-PROVENANCE: Final = (
-    "service_name",
-    "identifier",
-    "actor",
-    "reason",
-    "correlation_id",
-    "causation_id",
-    "api_version",
+PROVENANCE: Final = tuple(
+    "service_name identifier actor reason correlation_id causation_id api_version".split()
 )
 """Fields of provenance that a source may give."""
 _NUMBERS: Final = range(-(2**63), 2**64)

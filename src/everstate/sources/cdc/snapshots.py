@@ -112,11 +112,9 @@ def snapshot(
 @contextmanager
 def _tended(capturing: Capturing) -> Iterator[None]:
     """Restart the connector, in a thread, when it fails or stops reading, as the clean role."""
-    stop = threading.Event()
-    restarter = Restarter(capturing.capture.name, lambda: capturing)
-    thread = threading.Thread(
-        target=keep_running, args=([restarter], stop), name="tend-snapshot", daemon=True
-    )
+    stop, restarter = threading.Event(), Restarter(capturing.capture.name, lambda: capturing)
+    given = [restarter], stop
+    thread = threading.Thread(target=keep_running, args=given, name="tend-snapshot", daemon=True)
     thread.start()
     try:
         yield
@@ -131,7 +129,7 @@ def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, An
     The signal stays in the captured database's log until the connector reads it, so the connector
     need not run now. Raises Unavailable, CaptureFailed, InvalidCapture.
     """
-    conditions, refused = list[str](), dict[int, str]()
+    conditions, refused, signal_id = list[str](), dict[int, str](), None
     with capturing.database() as database:
         for index, key in enumerate(keys):
             try:
@@ -141,9 +139,8 @@ def signal_keys(capturing: Capturing, table: str, keys: Sequence[Mapping[str, An
                 conditions.append(condition)
             except (InvalidCapture, CaptureFailed) as error:
                 refused[index] = error.message
-        if not conditions:
-            return Signalled(None, refused)
-        signal_id = signal_snapshot(database, [table], " OR ".join(conditions))
+        if conditions:
+            signal_id = signal_snapshot(database, [table], " OR ".join(conditions))
     return Signalled(signal_id, refused)
 
 
@@ -178,15 +175,12 @@ def _follow(
         if each.state == "TABLE_SCAN_COMPLETED" and each.table is not None:
             tables[each.table] = each.status or "SUCCEEDED"
         if each.state in _ENDS:
-            seconds = time.monotonic() - began
-            done = SnapshotDone(signal_id, each.state, sum(rows.values()), tables, seconds)
             bad = {t: s for t, s in tables.items() if s not in ("SUCCEEDED", "EMPTY")}
-            if bad:
-                why = "; ".join(f"{table} cannot be read: {s}" for table, s in bad.items())
-                raise CaptureFailed(
-                    f"snapshot {signal_id}: {why}.", advice="The log of Connect has the cause."
-                )
+            if why := "; ".join(f"{table} cannot be read: {s}" for table, s in bad.items()):
+                advice = "The log of Connect has the cause."
+                raise CaptureFailed(f"snapshot {signal_id}: {why}.", advice=advice)
             if each.state == "ABORTED":
                 raise CaptureFailed(f"snapshot {signal_id} ended ABORTED.")
-            return done
+            seconds = time.monotonic() - began
+            return SnapshotDone(signal_id, each.state, sum(rows.values()), tables, seconds)
     return None

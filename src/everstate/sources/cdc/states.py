@@ -43,12 +43,9 @@ class States:
     def get(self, entity: str, key: str) -> Known | None:
         """Newest state of an entity; ``None``: it was never seen."""
         name = f"{entity}\0{key}"
-        try:
-            return self.cache[name]
-        except KeyError:
-            row = self._copy.get(_STATE + name.encode())
-        known = self.cache[name] = None if row is None else known_row(row)
-        return known
+        if name not in self.cache:
+            self.load([name])
+        return self.cache[name]
 
     def put(self, name: str, known: Known) -> None:
         """Set a newer state; `get` returns it at once, the batch's commit stores it."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from everstate.sources.cdc.database import ConnectorStanding, Finding
+from everstate.sources.cdc.database import ConnectorStanding, Finding, verdict
 from everstate.sources.cdc.halted import source_time_s
 
 _UNFIT: Final = r"Error processing row in (.+?), internal schema size (\d+), but row size (\d+)"
@@ -83,12 +83,10 @@ def reads_anew(capture: str) -> str:
 def told_by(status: CaptureStatus, findings: Iterable[Finding]) -> list[Finding]:
     """What a status tells beyond these findings: whether the connector reads, other problems."""
     advice = f"`everstate cdc status {status.capture}` shows more."
-    if status.reads:
-        told = [Finding("connector", "ok", "it reads")]
-    else:
-        found = f"{status.state}, task {status.task}, connected: {status.connected}"
-        found += f": {status.reason}" if status.reason else ""
-        told = [Finding("connector", "fail", found, advice=advice)]
+    found = f"{status.state}, task {status.task}, connected: {status.connected}"
+    found += f": {status.reason}" if status.reason else ""
+    said = "it reads" if status.reads else found
+    told = [verdict("connector", said, status.reads, advice=advice)]
     known = {text for each in findings for text in (each.found, f"{each.name}: {each.found}")}
     for problem in status.problems:
         if problem not in known:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from everstate.errors import RowsUnplaced, SourceReplaced, TableReplaced
 from everstate.sources.cdc.columns import (
@@ -39,7 +40,7 @@ from everstate.sources.cdc.shapes.places import lacks_position
 
 logger = logging.getLogger("everstate.sources.cdc")
 
-SEEN: Final = Block("", {}, None, READ_BEFORE)
+SEEN: Final = Block("", fate=READ_BEFORE)
 """Block of a row that was read before."""
 StreamRow = tuple[int, str | None, str | None]
 """Number of the table, op and key; see :func:`_keys`."""
@@ -52,21 +53,6 @@ class EndedSnapshot(NamedTuple):
     first: int
     end: int
     """Offset after its last row in the raw log."""
-
-
-class Open(msgspec.Struct, omit_defaults=True):
-    """A source transaction whose rows are published in several batches."""
-
-    id: str
-    count: int | None = None
-    """Number of its rows; ``None``: unknown, since its rows were released before its END record
-    was read, so that its changes carry no block."""
-    done: int = 0
-    """Of these, how many are published."""
-    notes: dict[str, str] = {}
-    """Provenance of all its rows."""
-    fate: str = ""
-    """Of a prepared transaction; see :class:`Block`."""
 
 
 class SnapshotRun(msgspec.Struct, omit_defaults=True):
@@ -90,7 +76,8 @@ class StreamStanding(msgspec.Struct, omit_defaults=True):
     """The rows that have this place: the rows of one COPY share a place."""
     time_us: int = 0
     """The newest time of any row."""
-    open: Open | None = None
+    open: Block | None = None
+    """The transaction whose rows are published in several batches."""
     epoch: int = 1
     identity: str | None = None
     """Identity of the database that the rows come from."""
@@ -157,7 +144,7 @@ class Stream:
     def __init__(self, capture: str, standing: StreamStanding | None = None) -> None:
         self._capture = capture
         now = standing or StreamStanding()
-        self._at = msgspec.structs.replace(now)
+        self._at = replace(now)
         """The standing after the last row, but for ``group`` and ``open``."""
         self._group: set[StreamRow] = set(now.group)
         self.rows = Rows.none()
@@ -188,8 +175,8 @@ class Stream:
         self._passing: Counter[int] = Counter()
         """Rows that will be skipped if a new epoch follows."""
         if now.open is not None:
-            self._open = Block(now.open.id, now.open.notes, now.open.count, now.open.fate)
-            self.count, self._is_known = now.open.done, True
+            self._open, self.count = replace(now.open, done=0), now.open.done
+            self._is_known = True
 
     @property
     def ready(self) -> int:
@@ -234,7 +221,7 @@ class Stream:
         found.counted_to = self.first_offset
         return found
 
-    def release(self, count: int | None, notes: Mapping[str, str], fate: str = "") -> Open:
+    def release(self, count: int | None, notes: Mapping[str, str], fate: str = "") -> Block:
         """Make the rows of the open transaction ready.
 
         ``count``: their number; ``None``: unknown. ``notes``: provenance that was read beyond the
@@ -245,7 +232,7 @@ class Stream:
         block.count, block.notes = count, {**block.notes, **notes}
         block.fate = _fate(block.id) if count is None else fate
         self._is_known, self._kept = True, None
-        return Open(block.id, block.count, 0, dict(block.notes), block.fate)
+        return replace(block)
 
     def raise_replaced(self) -> None:
         """Raise SourceReplaced when rows of another database or table wait for a new epoch."""
@@ -316,9 +303,7 @@ class Stream:
                 if what == UNKNOWN:
                     self._break(begin + at, rows.offset[at], key or "", TableReplaced)
                     break
-                reason = None if what != SOURCE else self._other_source(rows.rest[at])
-                if reason is not None:
-                    self._break(begin + at, rows.offset[at], reason)
+                if what == SOURCE and self._is_other(rows.rest[at], begin + at, rows.offset[at]):
                     break
                 add(self._open if what == NOTE else None)
                 number(None)
@@ -359,11 +344,10 @@ class Stream:
 
     def _is_new(self, place: bytes, here: bytes, time_us: int | None, at: int, offset: int) -> bool:
         """Whether a row at a place that was read was never read itself: then reading stops here."""
+        self._at.place = place
         if lacks_position(place, here):
-            self._at.place = place
             self._break(at, offset, "rows of its transactions have no positions", RowsUnplaced)
         elif time_us is not None and time_us > self._at.time_us:
-            self._at.place = place
             self._break(at, offset, f"its log begins again at offset {offset} of the raw log")
         return self._replaced is not None
 
@@ -392,11 +376,10 @@ class Stream:
         """Called before rows of the source's log; out: whether to compare the snapshot first."""
         now = self._at.snapshot
         assert now is not None
-        if not now.is_again or not now.position:
-            return False
-        self._kept, self._begin, self._held_at = self._now(), at, offset
-        self.ended = EndedSnapshot(now.position, now.first, offset)
-        return True
+        if now.is_again and now.position:
+            self._kept, self._begin, self._held_at = self._now(), at, offset
+            self.ended = EndedSnapshot(now.position, now.first, offset)
+        return self.ended is not None
 
     def _routed(self, begun: str, at: int) -> Block | None:
         """The transaction of an outbox's row, of which the last BEGIN record says ``begun``."""
@@ -428,7 +411,7 @@ class Stream:
             self._close()
         if tx is not None:
             self._kept, self._begin = self._now(), at
-            self._open, self.count, self._is_known = Block(tx, {}, None), 0, False
+            self._open, self.count, self._is_known = Block(tx), 0, False
 
     def _pass(self, tx: str) -> None:
         """Record which transactions of MariaDB are read whole, at a BEGIN or END record.
@@ -468,11 +451,10 @@ class Stream:
         self._closed = self._closed or block
 
     def _now(self) -> StreamStanding:
-        one = None
-        if self._open is not None and self._is_known:
-            block = self._open
-            one = Open(block.id, block.count, self.count, dict(block.notes), block.fate)
-        return msgspec.structs.replace(self._at, group=list(self._group), open=one)
+        block, one = self._open, None
+        if block is not None and self._is_known:
+            one = replace(block, done=self.count)
+        return replace(self._at, group=list(self._group), open=one)
 
     def _begins(self, rest: bytes | None) -> bool:
         """Take over what is said of the next rows; out: whether the open transaction ends."""
@@ -496,17 +478,19 @@ class Stream:
             for table, one in source.tables.items():
                 before = tables.get(table)
                 # Of a table that was truncated, other files say nothing, and other columns do.
-                tables[table] = one or (before and msgspec.structs.replace(before, parts={}))
+                tables[table] = one or (before and replace(before, parts={}))
             now.tables = tables
             now.seen, now.gone = source.seen or now.seen, {**now.gone, **source.gone}
         return False
 
-    def _other_source(self, rest: bytes | None) -> str | None:
-        """Reason if the next rows are of another database without a new epoch; else ``None``."""
-        source = decode_source(rest or b"")
-        if source.epoch != self._at.epoch or self._at.identity in (None, source.identity):
-            return None
-        return f"it is {source.identity}, and the rows before are of {self._at.identity}"
+    def _is_other(self, rest: bytes | None, at: int, offset: int) -> bool:
+        """Stop here if the next rows are of another database without a new epoch."""
+        source, known = decode_source(rest or b""), self._at.identity
+        is_other = source.epoch == self._at.epoch and known not in (None, source.identity)
+        if is_other:
+            reason = f"it is {source.identity}, and the rows before are of {known}"
+            self._break(at, offset, reason)
+        return is_other
 
     def _break(
         self, at: int, offset: int, reason: str, kind: type[SourceReplaced] = SourceReplaced

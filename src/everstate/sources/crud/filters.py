@@ -39,17 +39,12 @@ class Filters:
 
     def __init__(self, entity_type: EntityType) -> None:
         self._entity = entity_type.name
-        self._adapters: dict[str, TypeAdapter[Any]] = {}
-        self._read_as: dict[str, str] = {}
-        self._nullable = set[str]()
-        for each in tree_of(entity_type.model).fields:
-            if each.tree.type in _SCALARS:
-                self._adapters[each.written] = TypeAdapter(each.declared)
-                if each.takes_null:
-                    self._nullable.add(each.written)
-                read_as = _read_as(each.tree)
-                if read_as is not None:
-                    self._read_as[each.written] = read_as
+        self._fields = {
+            each.written: each
+            for each in tree_of(entity_type.model).fields
+            if each.tree.type in _SCALARS
+        }
+        self._adapters = {name: TypeAdapter(each.declared) for name, each in self._fields.items()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,12 +84,13 @@ class Filters:
         adapter = self._adapters[name]
         if "\x00" in value:
             raise InvalidQuery(f"{name}: NUL characters are refused.")
-        given = unquoted(value, takes_null=name in self._nullable)
+        field = self._fields[name]
+        given = unquoted(value, takes_null=field.takes_null)
         try:
             if given is None:
                 return None
-            if name in self._read_as:
-                written_value(self._read_as[name], given.strip())
+            if (cast := _read_as(field.tree)) is not None:
+                written_value(cast, given.strip())
             parsed = adapter.validate_strings(given)
             wanted: Scalar = parsed
             if not isinstance(parsed, Decimal):

@@ -222,7 +222,7 @@ def event_text(entity: str, key: str, event: DomainEvent, service: str) -> str:
     exact = all_with_minutes(event.data)
     if exact is not event.data:
         encoded = event_json(entity, key, DomainEvent(type=event.type, data=exact))
-    check_names(entity, key, service, event.type)
+    check_names(entity, key, sum(map(bytes_of, (key, service, event.type))))
     try:
         if may_hold_unstorable(encoded) and not storable(event.data):
             raise ValueError(UNSTORABLE)

@@ -206,8 +206,7 @@ def _stored_type(view: str, field: pa.Field[Any]) -> str:
 
 def _given(values: pa.ChunkedArray) -> list[Any]:
     """Values for the driver; raises ArrowInvalid for a time that Python does not have."""
-    if types.is_timestamp(values.type) or types.is_date(values.type):
-        check_range(values)
+    check_range(values)
     is_time = types.is_timestamp(values.type)
     found: list[Any] = (values.cast(_TEXT) if is_time else values).to_pylist()
     return found

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -45,33 +44,28 @@ def batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatc
 
 def reader(kind: pa.DataType) -> Callable[[Any], Any]:
     """What makes a value of a type from that of a document; raises TypeError if it would differ."""
-    read: Callable[[Any], Any] | None = None
+    if any(is_of(kind) for is_of in _PLAIN):
+        return lambda value: value
+    read = _reader(kind)
+    return lambda value: None if value is None else read(value)
+
+
+def _reader(kind: pa.DataType) -> Callable[[Any], Any]:
     if types.is_list(kind) or types.is_large_list(kind):
-        read = partial(_list, reader(kind.value_type))
-    elif types.is_struct(kind):
-        read = partial(_struct, {each.name: reader(each.type) for each in kind})
-    elif types.is_map(kind) and types.is_string(kind.key_type):
-        read = partial(_map, reader(kind.item_type))
-    elif types.is_decimal(kind):
-        read = Decimal
-    elif types.is_floating(kind):
-        read = float
-    elif types.is_timestamp(kind) and kind.unit != "ns":
-        read = datetime.fromisoformat
-    elif types.is_date32(kind):
-        read = date.fromisoformat
-    elif not any(is_of(kind) for is_of in _PLAIN):
-        raise TypeError(f"{kind} cannot be kept in JSON")
-    return lambda value: value if value is None or read is None else read(value)
-
-
-def _list(read: Callable[[Any], Any], values: list[Any]) -> list[Any]:
-    return [read(each) for each in values]
-
-
-def _struct(reads: Mapping[str, Callable[[Any], Any]], value: Mapping[str, Any]) -> Any:
-    return {name: read(value.get(name)) for name, read in reads.items()}
-
-
-def _map(read: Callable[[Any], Any], value: Mapping[str, Any]) -> Any:
-    return [(name, read(each)) for name, each in value.items()]
+        each = reader(kind.value_type)
+        return lambda values: [each(value) for value in values]
+    if types.is_struct(kind):
+        fields = {field.name: reader(field.type) for field in kind}
+        return lambda value: {name: read(value.get(name)) for name, read in fields.items()}
+    if types.is_map(kind) and types.is_string(kind.key_type):
+        item = reader(kind.item_type)
+        return lambda value: [(name, item(part)) for name, part in value.items()]
+    if types.is_decimal(kind):
+        return Decimal
+    if types.is_floating(kind):
+        return float
+    if types.is_timestamp(kind) and kind.unit != "ns":
+        return datetime.fromisoformat
+    if types.is_date32(kind):
+        return date.fromisoformat
+    raise TypeError(f"{kind} cannot be kept in JSON")

@@ -331,8 +331,7 @@ def _written(merge: Merge, rows: pa.Table, *, is_gone: bool = False) -> Iterator
 def _shown(values: pa.ChunkedArray) -> list[Any]:
     """Values for JSON; raises ArrowInvalid for a time that Python does not have."""
     kind = values.type
-    if types.is_timestamp(kind) or types.is_date(kind):
-        check_range(values)
+    check_range(values)
     if types.is_timestamp(kind):
         values = pc.binary_replace_slice(values.cast(_TEXT), 10, 11, "T")
     elif types.is_decimal(kind):

@@ -230,7 +230,6 @@ def _calls(given: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]]]:
 
 def _texts(values: pa.ChunkedArray) -> list[str | None]:
     """Values as texts; raises ArrowInvalid for a time that Python does not have."""
-    if types.is_timestamp(values.type) or types.is_date(values.type):
-        check_range(values)
+    check_range(values)
     found: list[str | None] = values.cast(_TEXT).to_pylist()
     return found

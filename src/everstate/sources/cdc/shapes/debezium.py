@@ -127,11 +127,7 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
         order = int(block.get("total_order") or 0)
     is_snapshot = op == "r" or _is_snapshot(source)
     written = {"ts_us": event.ts_us, "ts_ns": event.ts_ns, "ts_ms": event.ts_ms}
-    before, after = event.before, event.after
-    if before is not None:
-        before = _image(before, "before")
-    if after is not None:
-        after = _image(after, "after")
+    before, after = _image(event.before, "before"), _image(event.after, "after")
     is_whole = op != "d" and after is not None
     if connector == "cassandra":
         before, after, is_whole = _cells(op, event.after)
@@ -139,7 +135,10 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
         after, is_whole = _mongodb(event, after)
     headers = message.headers
     placeholder, unknown = placeholder_of(message.placeholder), ()
-    if placeholder.may_be_in(message.value) and not _tells_all(op, connector, headers):
+    # Rows that PostgreSQL inserts are logged whole, and snapshots read rows whole: a text equal to
+    # a placeholder is real text. Of an update of the key Debezium says that the row was created.
+    tells_all = connector == "postgresql" and (op == "r" or (op == "c" and OLD_KEY not in headers))
+    if placeholder.may_be_in(message.value) and not tells_all:
         known_after = placeholder.without(after)
         unknown = tuple(name for name in after or () if name not in (known_after or ()))
         is_whole = is_whole and not unknown
@@ -148,7 +147,7 @@ def read_rows(message: RawMessage) -> list[SourceRow]:
         raise Unreadable("it has neither key nor image before or after")
     return [
         SourceRow(
-            table=message.table or _table(source),
+            table=message.table or str(source.get("table") or source.get("collection") or ""),
             op=op,
             key=_key(message.key, connector),
             before=before,
@@ -211,20 +210,15 @@ def replaced_tables(value: bytes | None) -> list[tuple[str, str, str]]:
     A table that was renamed is told by its new name, and one that is gone only when it was dropped.
     A snapshot writes the definitions of all tables, and replaces none.
     """
-    if value is None:
-        return []
-    change = decode_schema_change(value)
+    change = decode_schema_change(value or b"{}")
     if _is_snapshot(change.source):
         return []
     ddl = change.ddl or ""
     altered = "renamed" if _RENAMED.search(ddl) else None
     if (parted := _PARTED.search(ddl)) is not None:
         altered = f"changed by {parted[1].upper()} PARTITION"
-    found = []
-    for each in change.table_changes or ():
-        if how := _HOW.get(each.type, altered):
-            found.append((*table_in(each.id), how))
-    return found
+    hows = ((each.id, _HOW.get(each.type, altered)) for each in change.table_changes or ())
+    return [(*table_in(name), how) for name, how in hows if how]
 
 
 def table_in(name: str) -> tuple[str, str]:
@@ -240,16 +234,13 @@ def unknown_tables(value: bytes | None) -> list[tuple[str, str]]:
     Of another table that takes a captured name it has no columns, and reads its rows by those of
     the former table. Its record of RENAME TABLE has no definition then.
     """
-    change = None if value is None else decode_schema_change(value)
-    if change is None or not (change.ddl or "").lstrip().lower().startswith("rename"):
+    change = decode_schema_change(value or b"{}")
+    ddl, here = change.ddl or "", str(change.source.get("db"))
+    if not ddl.lstrip().lower().startswith("rename"):
         return []
     known = {tuple(_NAMES.findall(each.id)[-2:]) for each in change.table_changes or ()}
-    here = str(change.source.get("db"))
-    found = [
-        (_unquoted(database or here), _unquoted(table))
-        for database, table in _TO.findall(change.ddl or "")
-    ]
-    return [(database, table) for database, table in found if (database, table) not in known]
+    found = [(_unquoted(place or here), _unquoted(table)) for place, table in _TO.findall(ddl)]
+    return [place for place in found if place not in known]
 
 
 def _unquoted(name: str) -> str:
@@ -333,13 +324,11 @@ def _key(key: bytes | None, connector: str) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) and found else None
 
 
-def _image(image: Any, side: str) -> dict[str, Any]:
-    if isinstance(image, dict):
-        return image
-    if isinstance(image, str):
-        found = document(image)
-        if isinstance(found, dict):
-            return found
+def _image(image: Any, side: str) -> Any:
+    """The columns of one side of an event; ``None``: it has no such side."""
+    found = document(image) if isinstance(image, str) else image
+    if isinstance(found, dict) or image is None:
+        return found
     raise Unreadable(f"{side} is no row: {str(image)[:60]!r}")
 
 
@@ -375,19 +364,6 @@ def _mongodb(
         raise Unreadable("an update of a part of a field cannot be completed; capture documents")
     removed = update.get("removedFields") or []
     return {**dict.fromkeys(removed), **changed}, False
-
-
-def _tells_all(op: Op, connector: str, headers: Mapping[str, bytes | None]) -> bool:
-    """Whether a row cannot contain placeholders, so that a text equal to one is real text.
-
-    Rows that PostgreSQL inserts are logged whole, and snapshots read rows whole. For an update of
-    the key Debezium reports the new row as created (op ``c``) too, although it was not inserted.
-    """
-    return connector == "postgresql" and (op == "r" or (op == "c" and OLD_KEY not in headers))
-
-
-def _table(source: Mapping[str, Any]) -> str:
-    return str(source.get("table") or source.get("collection") or "")
 
 
 def _is_snapshot(source: Mapping[str, Any]) -> bool:

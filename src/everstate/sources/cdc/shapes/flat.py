@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
 
-from everstate.sources.cdc.rows import (
-    Op,
-    RawMessage,
-    SourcePosition,
-    SourceRow,
-    Unreadable,
-    key_in,
-)
+from everstate.sources.cdc.rows import Op, RawMessage, SourcePosition, SourceRow, Unreadable, key_in
 from everstate.sources.cdc.shapes.places import position_of
 
 _decode = msgspec.json.Decoder(float_hook=Decimal).decode
 """Numbers with a fraction keep all their digits."""
+_ROWS: Final = frozenset({"data", "old", "before", "after", "mysqlType", "sqlType"})
+"""Fields of a message that are no facts of its source."""
 _MAXWELL: Final[Mapping[str, Op]] = {
     "insert": "c",
     "update": "u",
@@ -38,14 +33,26 @@ _DMS: Final[Mapping[str, Op]] = {
 }
 
 
-def read_maxwell(message: RawMessage) -> list[SourceRow]:
+def read(
+    form: Callable[[RawMessage, dict[str, Any]], list[SourceRow]], message: RawMessage
+) -> list[SourceRow]:
+    """The rows of a message by one of the forms below; a tombstone has none. Raises Unreadable."""
+    if message.value is None:
+        return []
+    try:
+        found = _decode(message.value)
+    except msgspec.DecodeError as cause:
+        raise Unreadable(f"not JSON: {cause}") from cause
+    if not isinstance(found, dict):
+        raise Unreadable("not a JSON object")
+    return form(message, found)
+
+
+def maxwell(message: RawMessage, found: dict[str, Any]) -> list[SourceRow]:
     """Maxwell: ``data`` is the row after (before, for a delete), ``old`` what it was before.
 
     With a minimal binlog row image both hold changed columns only.
     """
-    found = _object(message)
-    if found is None:
-        return []
     kind = str(found.get("type"))
     if kind in ("bootstrap-start", "bootstrap-complete"):
         return []
@@ -60,27 +67,18 @@ def read_maxwell(message: RawMessage) -> list[SourceRow]:
         inner = int(found.get("xoffset") or 0)
         position = {scheme: (*place, inner) for scheme, place in position.items()}
     transaction = str(found["xid"]) if found.get("xid") else None
-    names = found.get("primary_key_columns")
-    shared = {
-        "table": _table(message, found.get("table")),
-        "position": position,
-        "transaction": transaction,
-        "time_us": _micros(found.get("ts"), 1_000_000),
-        "source": {"connector": "maxwell", **_but(found, "data", "old")},
-    }
-    return [_image(op, data, found.get("old"), names, shared)]
+    shared = _shared(message, "maxwell", found, _micros(found.get("ts"), 1_000_000))
+    shared |= {"position": position, "transaction": transaction}
+    return [_image(op, data, found.get("old"), found.get("primary_key_columns"), shared)]
 
 
-def read_canal(message: RawMessage) -> list[SourceRow]:
+def canal(message: RawMessage, found: dict[str, Any]) -> list[SourceRow]:
     """Canal's flat message: a list of rows after (before, for deletes), and of changed columns.
 
     It has no position that could be compared. ``id`` counts batches of many messages and restarts
     with Canal; ``es`` is the start time of a statement, which does not follow the order of
     commits. So rows are taken in the topic's order, which is the source's order for each key.
     """
-    found = _object(message)
-    if found is None:
-        return []
     kind = str(found.get("type"))
     if found.get("isDdl") and kind != "TRUNCATE":
         return []
@@ -91,11 +89,7 @@ def read_canal(message: RawMessage) -> list[SourceRow]:
         raise Unreadable("data and old are not lists of one length")
     if not rows and op != "t":
         raise Unreadable(f"{kind} without rows: data is {found.get('data')!r}")
-    shared: dict[str, Any] = {
-        "table": _table(message, found.get("table")),
-        "time_us": _micros(found.get("es"), 1_000),
-        "source": {"connector": "canal", **_but(found, "data", "old", "mysqlType", "sqlType")},
-    }
+    shared = _shared(message, "canal", found, _micros(found.get("es"), 1_000))
     if op == "t":
         return [SourceRow(op="t", **shared)]
     return [
@@ -104,20 +98,13 @@ def read_canal(message: RawMessage) -> list[SourceRow]:
     ]
 
 
-def read_goldengate(message: RawMessage) -> list[SourceRow]:
+def goldengate(message: RawMessage, found: dict[str, Any]) -> list[SourceRow]:
     """Oracle GoldenGate's JSON: ``before`` and ``after`` with all columns, or changed ones."""
-    found = _object(message)
-    if found is None:
-        return []
     op = _op(_GOLDENGATE, str(found.get("op_type")))
     at = str(found.get("pos") or "")
     place = (int(at),) if at.isdigit() else ()
-    shared: dict[str, Any] = {
-        "table": _table(message, found.get("table")),
-        "position": {"pos": place} if place else {},
-        "time_us": _text_time(found.get("op_ts")),
-        "source": {"connector": "goldengate", **_but(found, "before", "after")},
-    }
+    shared = _shared(message, "goldengate", found, _text_time(found.get("op_ts")))
+    shared["position"] = {"pos": place} if place else {}
     if op == "t":
         return [SourceRow(op="t", **shared)]
     before, after = found.get("before"), found.get("after")
@@ -133,26 +120,20 @@ def read_goldengate(message: RawMessage) -> list[SourceRow]:
     return [_row(op, None, after, names, shared, is_whole=True)]
 
 
-def read_dms(message: RawMessage) -> list[SourceRow]:
+def dms(message: RawMessage, found: dict[str, Any]) -> list[SourceRow]:
     """AWS DMS: ``data`` is the row after (before, for a delete), ``metadata`` has the rest.
 
     ``data`` may lack columns: by default those that are NULL or empty, and those that the source's
     log does not have. So it is not known to be whole, and tells nothing of what a before image
     lacks, which by default has the key only.
     """
-    found = _object(message)
-    if found is None:
-        return []
     about = found.get("metadata") or {}
     kind = str(about.get("operation"))
     if about.get("record-type") == "control" and kind != "truncate-table":
         return []
     op = _op(_DMS, kind)
-    shared: dict[str, Any] = {
-        "table": _table(message, about.get("table-name")),
-        "time_us": _text_time(about.get("timestamp")),
-        "source": {"connector": "dms", **about},
-    }
+    time_us = _text_time(about.get("timestamp"))
+    shared = _shared(message, "dms", about, time_us, about.get("table-name"))
     if about.get("transaction-id") is not None:
         shared["transaction"] = str(about["transaction-id"])
     if op == "t":
@@ -164,16 +145,20 @@ def read_dms(message: RawMessage) -> list[SourceRow]:
     return [_row(op, before, data, None, shared)]
 
 
-def _object(message: RawMessage) -> dict[str, Any] | None:
-    if message.value is None:
-        return None
-    try:
-        found = _decode(message.value)
-    except msgspec.DecodeError as cause:
-        raise Unreadable(f"not JSON: {cause}") from cause
-    if not isinstance(found, dict):
-        raise Unreadable("not a JSON object")
-    return found
+def _shared(
+    message: RawMessage,
+    connector: str,
+    found: Mapping[str, Any],
+    time_us: int | None,
+    table: Any = None,
+) -> dict[str, Any]:
+    """What all rows of a message have in common."""
+    facts = {name: value for name, value in found.items() if name not in _ROWS}
+    return {
+        "table": _table(message, found.get("table") if table is None else table),
+        "time_us": time_us,
+        "source": {"connector": connector, **facts},
+    }
 
 
 def _table(message: RawMessage, name_in_message: Any) -> str:
@@ -241,10 +226,6 @@ def _columns(found: Mapping[str, Any], name: str) -> Any:
     if not isinstance(columns, dict):
         raise Unreadable(f"{name} is no row")
     return columns
-
-
-def _but(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name not in names}
 
 
 def _micros(value: Any, per_unit: int) -> int | None:

@@ -23,11 +23,8 @@ def position_of(connector: str, source: SourceBlock) -> SourcePosition:
     own = _BY_CONNECTOR.get(connector)
     if own is not None:
         return own(source) or {}
-    for way in _BY_FIELDS:
-        position = way(source)
-        if position is not None:
-            return position
-    return {}
+    found = (way(source) for way in _BY_FIELDS)
+    return next((position for position in found if position is not None), {})
 
 
 def stream_place(connector: str, source: SourceBlock, order: int = 0) -> bytes | None:
@@ -59,9 +56,9 @@ def lacks_position(place: bytes, here: bytes) -> bool:
     """
     if len(place) != _BINLOG.size or len(here) != _BINLOG.size:
         return False
-    *before, last = _BINLOG.unpack(place)
-    *after, order = _BINLOG.unpack(here)
-    return after[:2] == before[:2] and last > 0 and order == last + 1
+    *before, _, last = _BINLOG.unpack(place)
+    *after, _, order = _BINLOG.unpack(here)
+    return after == before and last > 0 and order == last + 1
 
 
 def binlog_place(place: bytes) -> tuple[int, int] | None:
@@ -116,8 +113,6 @@ def _lsn(*names: str) -> Callable[[SourceBlock], SourcePosition | None]:
 
 def _parts(text: Any) -> tuple[int, ...]:
     """Numbers of an LSN: hexadecimal groups with colons, or one decimal number."""
-    if text is None:
-        return (0,)
     base = 16 if ":" in str(text) else 10
     try:
         return tuple(int(part, base) for part in str(text).split(":"))
@@ -130,15 +125,13 @@ def _oracle(source: SourceBlock) -> SourcePosition | None:
     if scn is None:
         return None
     record = [int(part, 16) for part in _HEX.findall(source.get("rs_id") or "")]
-    place = (int(scn), *[*record, 0, 0, 0][:3], int(source.get("ssn") or 0))
-    return {"scn": place}
+    return {"scn": (int(scn), *[*record, 0, 0, 0][:3], int(source.get("ssn") or 0))}
 
 
 def _mongodb(source: SourceBlock) -> SourcePosition | None:
     if source.get("ord") is None or source.get("ts_ms") is None:
         return None
-    place = (int(source["ts_ms"]) // 1000, int(source["ord"]))
-    return {"oplog": place}
+    return {"oplog": (int(source["ts_ms"]) // 1000, int(source["ord"]))}
 
 
 def _cassandra(source: SourceBlock) -> SourcePosition | None:
@@ -146,9 +139,7 @@ def _cassandra(source: SourceBlock) -> SourcePosition | None:
     if number is None or source.get("pos") is None:
         return None
     # Each write also has its own time, which is what Cassandra itself orders by.
-    time_us = int(source.get("ts_us") or 0)
-    place = (time_us, number, int(source["pos"]))
-    return {"commitlog": place}
+    return {"commitlog": (int(source.get("ts_us") or 0), number, int(source["pos"]))}
 
 
 def _gtid(text: Any) -> tuple[str | None, int]:

@@ -44,8 +44,7 @@ def copied(values: pa.Array) -> pa.Array:
     kind = values.type
     if pa.types.is_nested(kind):
         return json_texts(values)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        check_range(values)
+    check_range(values)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         # Arrow writes times with a zone fifteen times slower; a session's zone is UTC, as Arrow's.
         return values.cast(pa.timestamp(kind.unit))
@@ -56,6 +55,8 @@ def copied(values: pa.Array) -> pa.Array:
 
 def check_range(values: pa.Array) -> None:
     """Raise ArrowInvalid for a year that Python does not have, where Spark computed one."""
+    if not (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
+        return
     microseconds = pc.cast(pc.cast(values, pa.timestamp("us")), pa.int64())
     bounds = pc.min_max(microseconds).as_py()
     if (bounds["min"] or 0) < FIRST_US or (bounds["max"] or 0) > LAST_US:
