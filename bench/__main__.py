@@ -43,7 +43,7 @@ BENCHES = (
     "drift",
     "cdc",
 )
-APART = ("peers",)
+APART = ("peers", "lake")
 """Benches that run only when they are named."""
 
 

@@ -52,10 +52,16 @@ def run(session: Session) -> list[Result]:
 
 
 def archived(
-    session: Session, filled: Config, entity_type: EntityType, count: int
+    session: Session, filled: Config, entity_type: EntityType, count: int, lake: str | None = None
 ) -> tuple[float, float]:
-    """Seconds for a whole log into a new archive, and the archive's bytes."""
+    """Seconds for a whole log into a new archive, and the archive's bytes.
+
+    ``lake``: URL below which the archive is; ``None``: a folder.
+    """
     config = session.fresh(filled)
+    if lake is not None:
+        name = config.archive_path.rpartition("/")[2]
+        config = config.replaced("archive", path=f"{lake}/{name}")
     with archiving(session, config, entity_type) as archiver:
         began = time.perf_counter()
         rows = archiver.catch_up()

@@ -21,6 +21,7 @@ from typing import Any, get_args
 import typer
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, create_model
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import everstate
@@ -91,10 +92,7 @@ def _config_page() -> str:
         for module in (config, api_config, sections)
         for key, note in _attribute_notes(inspect.getsource(module)).items()
     }
-    for section, field in config.Config.model_fields.items():
-        model = field.annotation
-        assert isinstance(model, type)
-        assert issubclass(model, BaseModel)
+    for section, model in _sections(config.Config, ""):
         if model is sections.StoresConfig:
             section, model = "stores.NAME", sections.ViewServerConfig
         variable = section.upper().replace(".", "_")
@@ -102,12 +100,28 @@ def _config_page() -> str:
         lines.append(f"## [{section}]\n\n{what[:1].upper()}{what[1:]}\n")
         lines.append("| setting | default | environment | what |\n|---|---|---|---|")
         for name, info in model.model_fields.items():
+            if _section_of(info):
+                continue
             default = info.get_default(call_default_factory=True)
             shown = "" if default in (None, PydanticUndefined, {}) else f"`{_toml(default)}`"
             note = notes.get((model.__name__, name), "")
             lines.append(f"| `{name}` | {shown} | `EVERSTATE_{variable}_{name.upper()}` | {note} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _sections(model: type[BaseModel], before: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The sections of a model, each before its own sections."""
+    for name, info in model.model_fields.items():
+        if section := _section_of(info):
+            yield f"{before}{name}", section
+            yield from _sections(section, f"{before}{name}.")
+
+
+def _section_of(info: FieldInfo) -> type[BaseModel] | None:
+    """The model of a setting that is a section."""
+    model = info.annotation
+    return model if isinstance(model, type) and issubclass(model, BaseModel) else None
 
 
 def _toml(value: object) -> str:

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from deltalake import DeltaTable
 from pydantic import BaseModel
 from pyspark.sql import SparkSession
 
+from everstate.archive import table_path
+from everstate.archive.layout import options_of
+from everstate.archive.sums import filesystem_of
 from everstate.changes import Change, ChangeCodec, EntityType, Kind, Provenance
 from everstate.config import Config
 from everstate.log.positions import Offsets
@@ -21,6 +25,7 @@ from everstate.log.producer import Producer
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
 from everstate.pipeline.archiving.archiver import Archiver
+from kit.served_s3 import LakeOfTest
 from kit.settings import altered
 
 BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
@@ -66,6 +71,26 @@ class Shop:
     spark: SparkSession
     offsets: Offsets
     topics: Topics
+    lake: LakeOfTest
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the table's files, which an object store has on disk too."""
+        return self.lake.folder / "order"
+
+    def table(self) -> DeltaTable:
+        """The archive's table as another program opens it."""
+        path = table_path(self.config, "order")
+        return DeltaTable(path, storage_options=options_of(path))
+
+    def replace(self, name: str, old: bytes, new: bytes) -> None:
+        """Replace bytes in a file of the table, as another client of its store does."""
+        content, path = (self.folder / name).read_bytes(), table_path(self.config, "order")
+        if path.options is None:
+            (self.folder / name).write_bytes(content.replace(old, new))
+            return
+        with filesystem_of(path).open_output_stream(name) as file:
+            file.write(content.replace(old, new))
 
     @property
     def topic(self) -> str:
@@ -111,13 +136,11 @@ class Shop:
 
 
 @contextmanager
-def open_shop(config: Config, spark: SparkSession, prefix: str, folder: Path) -> Iterator[Shop]:
-    config = altered(
-        config, log={"prefix": prefix, "partitions": 3}, archive={"path": str(folder / "archive")}
-    )
+def open_shop(config: Config, spark: SparkSession, prefix: str, lake: LakeOfTest) -> Iterator[Shop]:
+    config = altered(config, log={"prefix": prefix, "partitions": 3}, archive=lake.settings)
     with Topics(config) as topics, Offsets(config) as offsets:
         topics.ensure(["order"])
         try:
-            yield Shop(config, spark, offsets, topics)
+            yield Shop(config, spark, offsets, topics, lake)
         finally:
             topics.delete([topics.names.changes("order"), topics.names.state("order")])

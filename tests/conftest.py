@@ -21,6 +21,7 @@ from everstate.local import Stack
 from everstate.log.topics import Topics
 from java_settings import first_compiler_only, interpreted
 from kit.local_mariadb import mariadb_url
+from kit.served_s3 import KEYS, LakeOfTest, ServedS3
 from kit.settings import altered
 from processes_seen import KEPT_FOLDERS
 from running_stack import RunningStack
@@ -48,6 +49,7 @@ _OURS = {"EVERSTATE_BENCH_DATA"}
 for _name in [name for name in os.environ if name.startswith("EVERSTATE_")]:
     if _name not in _OURS:
         del os.environ[_name]
+os.environ.update(KEYS)
 
 first_compiler_only()
 # Machines that do much at once are slow, and that is no failure of a property.
@@ -65,6 +67,7 @@ _MARKS = {
     "connect": ("connect",),
     "mariadb": ("mariadb",),
     "opensearch": ("opensearch",),
+    "s3": ("s3",),
 }
 
 
@@ -222,6 +225,37 @@ def opensearch(
     yield from _alone(OpenSearchServer, request, tmp_path_factory.mktemp("opensearch"))
 
 
+@pytest.fixture(scope="session")
+def s3(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedS3]:
+    """An object store for the whole run, which the run's Spark reaches.
+
+    It is built with Go once, which takes two minutes; in CI its absence is a failure.
+    """
+    from everstate.pipeline.spark.object_store import reach_object_store
+
+    folder = tmp_path_factory.mktemp("s3")
+    request.config.stash.setdefault(KEPT_FOLDERS, []).append(str(folder))
+    try:
+        with ServedS3.alone(folder) as server:
+            reach_object_store(spark, altered(server.config, archive=server.section()))
+            yield server
+    except LocalStackError as cause:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the object store does not start here: {cause}")
+
+
+@pytest.fixture
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> LakeOfTest:
+    """The lake of a test: a folder, or with the parameter `s3` a prefix of the object store."""
+    if getattr(request, "param", "disk") == "s3":
+        made: LakeOfTest = request.getfixturevalue("s3").lake()
+        return made
+    return LakeOfTest({"path": str(tmp_path / "archive")}, tmp_path / "archive")
+
+
 @pytest.fixture
 def topic_prefix() -> str:
     """A prefix for topics that no other test has."""
@@ -371,10 +405,10 @@ def service(config: Config) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def shop(
-    stack: RunningStack, spark: SparkSession, topic_prefix: str, tmp_path: Path
+    stack: RunningStack, spark: SparkSession, topic_prefix: str, lake: LakeOfTest
 ) -> Iterator[Shop]:
     """A changelog of orders, and an archive of its own."""
     from archive_cases import open_shop
 
-    with open_shop(stack.config, spark, topic_prefix, tmp_path) as made:
+    with open_shop(stack.config, spark, topic_prefix, lake) as made:
         yield made

@@ -81,5 +81,5 @@ def until_effects(config: Config, wanted: dict[str, list[int]], handler: str = "
 
 def counts(tables: HandlerTables, connection: Connection) -> tuple[int, int]:
     """Changes that are parked until somebody decides, and those that wait."""
-    ((parked, waiting),) = tables.run(connection, "counts").fetchall()
+    ((parked, waiting, _),) = tables.run(connection, "counts").fetchall()
     return parked, waiting

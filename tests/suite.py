@@ -1,7 +1,7 @@
 """Run lint beside the tests, and give failed tests a second look; what the Makefile calls.
 
-``python tests/suite.py [--warm] ARGUMENTS OF PYTEST``. With ``--warm``, the class-data archives of
-the JVMs are written first. However the run ends, by a signal too, nothing that it started stays.
+``python tests/suite.py [--warm] ARGUMENTS OF PYTEST``. With ``--warm``, what the processes of the
+tests load is prepared first. However the run ends, by a signal too, nothing that it started stays.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, stop)
     RESULTS.mkdir(exist_ok=True)
     try:
-        if "--warm" in arguments:
-            arguments.remove("--warm")
-            subprocess.run([sys.executable, str(TESTS / "warming.py")], check=True)
         with LINT.open("wb") as log:
             make = os.environ.get("MAKE", "make")
             lint = subprocess.Popen([make, "--no-print-directory", "lint"], stdout=log, stderr=log)
+            if "--warm" in arguments:
+                arguments.remove("--warm")
+                subprocess.run([sys.executable, str(TESTS / "warming.py")], check=True)
             outcome = second_look.run(arguments)
             found = lint.wait()
         print(LINT.read_text("utf-8") if found else "lint: nothing found")

@@ -1,11 +1,17 @@
-"""Class-data archives for the JVMs of the tests, written before the first worker starts.
+"""What the processes of the tests load, prepared before the first worker starts.
 
-A JVM writes its archive when it ends, and the workers' own servers end with the run: without this,
-the first run on a machine would have none of them. Takes a second when they are there.
+Modules: a new environment has no compiled files of them. Each worker, command and role would
+compile all that it imports, a second for a command and three for a role with Spark.
+
+Class-data archives of the JVMs: a JVM writes its archive when it ends, and the workers' own servers
+end with the run. Takes a second when they are there.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +30,7 @@ from everstate.pipeline.spark.session import session_settings, spark_session
 from java_settings import first_compiler_only
 from kit.settings import altered
 
+TESTS = Path(__file__).parent
 CASSANDRA_JAVA = 17
 WRITES = "-XX:ArchiveClassesAtExit"
 
@@ -57,9 +64,23 @@ def warm_spark(config: Config) -> None:
     session.stop()
 
 
+def warm_modules(tests: Path) -> None:
+    """Import what these tests import, and let Python keep what it compiles.
+
+    Containers often set PYTHONDONTWRITEBYTECODE. It still holds for the tests themselves: some
+    write a module twice within a second, and Python would not see that the second one is another.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    collect = (sys.executable, "-m", "pytest", "--collect-only", "-q", str(tests))
+    # What cannot be imported is found by the run itself.
+    subprocess.run(collect, env=environment, stdout=subprocess.DEVNULL, check=False)
+
+
 if __name__ == "__main__":
     first_compiler_only()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(3) as pool:
         given = load(folder, local={"fsync": False}, pipeline={"driver_memory": "1g"})
-        for each in [pool.submit(warm_servers, given), pool.submit(warm_spark, given)]:
+        warming = [pool.submit(warm_modules, TESTS)]
+        warming += [pool.submit(warm, given) for warm in (warm_servers, warm_spark)]
+        for each in warming:
             each.result()

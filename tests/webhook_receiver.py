@@ -6,17 +6,22 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class WebhookReceiver:
-    """Records the bodies that it acknowledged; ``status`` is its answer from now on."""
+    """Records what it acknowledged; ``status`` is its answer from now on."""
 
     def __init__(self) -> None:
+        self.posted: list[tuple[Message, bytes]] = []
+        """Headers and bodies."""
         self.bodies: list[dict[str, Any]] = []
         self.refused = 0
         self.status = 204
+        self.fails_for: bytes | None = None
+        """A body with this is answered with 500."""
         self.answers = threading.Event()
         """While it is not set, a request gets no answer."""
         self.answers.set()
@@ -34,13 +39,17 @@ def receiving(port: int = 0) -> Iterator[WebhookReceiver]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
             receiver.answers.wait(60)
-            if receiver.status < 300:
-                receiver.bodies.append(body)
+            status = receiver.status
+            if receiver.fails_for is not None and receiver.fails_for in body:
+                status = 500
+            if status < 300:
+                receiver.posted.append((self.headers, body))
+                receiver.bodies.append(json.loads(body))
             else:
                 receiver.refused += 1
-            self.send_response(receiver.status)
+            self.send_response(status)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
 

@@ -97,3 +97,7 @@ class ApiConfig(Section):
     """How long the answer to a request with an Idempotency-Key is kept."""
     event_timeout_s: float = Field(default=10, gt=0)
     """How long a POST of an event waits until Kafka acknowledged it, before it answers 503."""
+
+    def masked(self, entity: str) -> tuple[str, ...]:
+        """The fields of ``masks`` and ``former_masks``."""
+        return (*self.masks.get(entity, ()), *self.former_masks.get(entity, ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_network
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -16,7 +17,7 @@ from everstate.changes.triggers import Trigger
 from everstate.config import Config, load
 from everstate.declarations.captures import Capture, DatabaseKind, Table, check_declaration
 from everstate.declarations.commands import CommandGroup, Decide, Evolve
-from everstate.declarations.handlers import Function, Handler
+from everstate.declarations.handlers import Function, Handler, Prepared
 from everstate.declarations.processes import ProcessManager, ProcessStart, React
 from everstate.declarations.source import Source
 from everstate.errors import (
@@ -35,12 +36,13 @@ if TYPE_CHECKING:
     from everstate.log.derived import DerivedReader
     from everstate.serving import Reader
     from everstate.serving.changes import Changes
+    from everstate.serving.merged import MergedChanges
     from everstate.serving.snapshots import Snapshot
     from everstate.serving.table import EntityTable
 
 M = TypeVar("M", bound=type[BaseModel])
 F = TypeVar("F", bound=Callable[[Any], Any])
-G = TypeVar("G", bound=Function)
+G = TypeVar("G", bound=Function | Prepared)
 
 
 class App(Declares):
@@ -242,6 +244,37 @@ class App(Declares):
 
         return register
 
+    def webhook(
+        self,
+        entity: str,
+        *,
+        url: str,
+        secret: str,
+        group: str = "webhooks",
+        name: str | None = None,
+        allow: Sequence[str] = (),
+        unmasked: bool = False,
+        timeout_s: float = 15.0,
+        **options: Any,
+    ) -> None:
+        """Post each accepted change to ``url``, signed as Standard Webhooks says, by a handler.
+
+        ``secret``: one or several of the form ``whsec_…``, with spaces in between; variables of the
+        environment (``$NAME``) are replaced in both. ``name`` default: that of the entity type.
+        ``allow``: networks, such as ``10.1.0.0/16``, of the receiver's address if it is not public.
+        ``unmasked``: the receiver sees the fields of ``api.masks``, too. ``timeout_s``: limit of a
+        request. ``options`` and errors as in :meth:`handler`.
+        """
+        from everstate.handling.webhooks import RETRIES, Webhook
+
+        title = name or entity
+        try:
+            webhook = Webhook(url, secret, tuple(map(ip_network, allow)), unmasked, timeout_s)
+        except ValueError as error:
+            raise InvalidHandler(f"{group}.{title}", f"allow: {error}.") from error
+        given = RETRIES | {"timeout_s": 2 * timeout_s} | options
+        self.handler(entity, group=group, name=title, **given)(webhook)
+
     @property
     def captures(self) -> Mapping[str, Capture]:
         """Declared captures by name."""
@@ -298,8 +331,8 @@ class App(Declares):
         ``form`` is `patch_of("flight")`, `notices_of("flight")` or `joined("scan", to="flight",
         on="flight_id")` of :mod:`everstate.changes.derived`. Records are made from accepted
         changes, exactly once. With ``raw`` they are made directly from the log, milliseconds after
-        a change and at least once: readers must skip versions that they have. With ``when`` only
-        changes that fire the trigger make records.
+        a change and whatever the core says of it: readers must skip versions that they have. With
+        ``when`` only changes that fire the trigger make records.
 
         Raises InvalidDerivation with the reason, such as a name that is taken, or a field that the
         entity type does not have.
@@ -397,21 +430,26 @@ class App(Declares):
 
     def changes(
         self,
-        entity: str,
+        entity: str | Sequence[str],
         *,
         since: str,
         until: str | None = None,
         raw: bool = False,
         config: Config | None = None,
-    ) -> Changes:
+    ) -> Changes | MergedChanges:
         """Accepted changes after a token or a time, from the ``"beginning"`` or ``"now"`` on.
 
-        See :class:`everstate.serving.changes.Changes`; ``config`` as for :meth:`reader`.
+        Of one entity type (:class:`everstate.serving.changes.Changes`), or of several as one stream
+        with one token (:class:`everstate.serving.merged.MergedChanges`). ``config`` as for
+        :meth:`reader`.
         """
         from everstate.serving.changes import Changes
+        from everstate.serving.merged import MergedChanges
 
         given = config or _config_here("kafka", "postgres")
-        return Changes(given, self, entity, since=since, until=until, raw=raw)
+        if isinstance(entity, str):
+            return Changes(given, self, entity, since=since, until=until, raw=raw)
+        return MergedChanges(given, self, entity, since=since, until=until, raw=raw)
 
     def table(self, entity: str, config: Config | None = None) -> EntityTable:
         """The present entities of a type in memory, kept up to date from the log; close it.

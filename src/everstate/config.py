@@ -32,8 +32,12 @@ from everstate.errors import (
 from everstate.sections import (
     MAY_HOLD_SECRET,
     AlertsConfig,
+    ArchiveConfig,
     EntityLogConfig,
     LoggingConfig,
+    MetricsConfig,
+    PipelineConfig,
+    S3Config,
     Section,
     StoresConfig,
     ViewServerConfig,
@@ -221,52 +225,6 @@ class ViewsConfig(Section):
     """Whether the pipeline reports views that differ from their batch, or rebuilds them."""
 
 
-class ArchiveConfig(Section):
-    """`[archive]`: the lake."""
-
-    path: Annotated[str | None, MAY_HOLD_SECRET] = None
-    """Folder of the lake, relative to everstate.toml, or its URL. Default:
-    ``<data_dir>/archive``."""
-    trigger_s: float = Field(default=60, gt=0)
-    """How often new changes are archived, and so how far the archive may lag behind the log."""
-    batch_changes_max: int = Field(default=1_000_000, ge=1)
-    """Largest number of changes in one commit, over all partitions."""
-    compact_every_s: float = Field(default=3600, gt=0)
-    """How often small files are compacted into larger ones."""
-    file_mib: int = Field(default=128, ge=1)
-    """Target size of compacted files, in MiB."""
-
-
-class PipelineConfig(Section):
-    """`[pipeline]`: Spark and how views are kept."""
-
-    master: str = "local[*]"
-    """Spark's master: `local[N]` for N cores of this machine, or `spark://…` for a cluster."""
-    driver_memory: str = "3g"
-    """Heap of Spark's driver. With `local[N]`, all work is done in this JVM."""
-    options: Annotated[dict[str, str], MAY_HOLD_SECRET] = Field(default_factory=dict)
-    """More Spark settings (`spark.…`). Those that a guarantee of everstate needs are refused."""
-    batch_changes_max: int = Field(default=1_000_000, ge=1)
-    """Largest number of changes in a keeper batch. Batches longer than ten seconds are avoided."""
-    poll_ms: int = Field(default=50, ge=1)
-    """How long the keeper waits for new changes before it looks again."""
-    held_max: int = Field(default=10_000, ge=0)
-    """Largest number of held changes per entity type, and of held rows per capture."""
-    retry_s_max: float = Field(default=10, gt=0)
-    """Longest pause between retries while a server is unavailable or the disk is full."""
-
-
-class MetricsConfig(Section):
-    """`[metrics]`: the metrics of each role, for Prometheus."""
-
-    enabled: bool = True
-    """Whether metrics are served at `/metrics`. No token is needed to read them."""
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    port: int = Field(default=0, ge=0, le=65_000)
-    """Port of the relay; other roles use the ports after it. With 0, each role uses a free port."""
-
-
 class LocalConfig(Section):
     """`[local]`: the local stack."""
 
@@ -376,6 +334,21 @@ class Config(BaseSettings):
         return self.archive.path or str(self.project.data_dir / "archive")
 
     @property
+    def s3_endpoint(self) -> str | None:
+        """Address of the lake's object store; ``None``: Amazon's.
+
+        Raises InvalidConfig while the local one was not started.
+        """
+        s3 = self.archive.s3
+        return _required("archive.s3.endpoint", s3.endpoint) if s3.local else s3.endpoint
+
+    @property
+    def has_s3(self) -> bool:
+        """Whether an object store may be read or written."""
+        s3 = self.archive.s3
+        return self.archive_path.startswith("s3://") or s3.local or s3.endpoint is not None
+
+    @property
     def commands_path(self) -> Path:
         """Folder of the command handlers' local state."""
         path = self.commands.state_path
@@ -422,7 +395,7 @@ def _refusal(error: ErrorDetails, file: Path) -> EverstateError:
     """
     place, value = [str(part) for part in error["loc"]], error.get("input")
     field, where = ".".join(place), _where(place, file)
-    if place[:1] == ["stores"] and len(place) > 2:
+    if len(place) > 2 and _is_nested(place):
         place = [".".join(place[:2]), *place[2:]]
     if error["type"] == "missing":
         return InvalidConfig(field, None, "a value: it is required", where=where)
@@ -457,13 +430,20 @@ def _unknown(place: list[str], is_section: bool) -> tuple[str, str | None]:
 def _fields_of(section: str) -> dict[str, Any]:
     if section.startswith("stores."):
         return dict(ViewServerConfig.model_fields)
+    if section == "archive.s3":
+        return dict(S3Config.model_fields)
     known = Config.model_fields.get(section)
     return {} if known is None else getattr(known.annotation, "model_fields", {})
 
 
+def _is_nested(place: list[str]) -> bool:
+    """Whether a setting is in a section of a section."""
+    return place[:1] == ["stores"] or place[:2] == ["archive", "s3"]
+
+
 def _where(place: list[str], file: Path) -> str | None:
     """Origin of a setting: its environment variable, else file and line; ``None``: unknown."""
-    variable = "_".join(["EVERSTATE", *place[: 3 if place[:1] == ["stores"] else 2]]).upper()
+    variable = "_".join(["EVERSTATE", *place[: 3 if _is_nested(place) else 2]]).upper()
     if variable in (name.upper() for name in os.environ):
         return variable
     header, found = "", None
@@ -562,6 +542,8 @@ def load(folder: Path | str = ".", **overrides: dict[str, Any]) -> Config:
     servers = {k: _beside(folder, v, f"stores.{k}") for k, v in config.stores.servers.items()}
     found = config.model_copy(update={**beside, "stores": StoresConfig(**servers)})
     found._folder = folder  # noqa: SLF001
+    if found.has_s3:  # Otherwise clients of S3 ask a server of Amazon's machines for the region.
+        os.environ.setdefault("AWS_REGION", found.archive.s3.region)
     return found
 
 

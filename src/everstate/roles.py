@@ -55,7 +55,7 @@ def run_roles(
         raise InvalidConfig("--only", names, "one role, or pipeline and clean in one process")
     role = Role.PIPELINE if len(wanted) > 1 else wanted[0]
     with serving_figures(config, role.value):
-        if role in (Role.PIPELINE, Role.CLEAN, Role.DERIVE):
+        if role in (Role.PIPELINE, Role.CLEAN):
             _run_on_spark(wanted, role, config, app, stop, given or config, deployment)
             return
         if role is Role.ALERTS:
@@ -66,6 +66,10 @@ def run_roles(
             from everstate.handling.worker import handler_parts
 
             parts = handler_parts(config, app, groups)
+        elif role is Role.DERIVE:
+            from everstate.pipeline.derive.deriver import raw_parts
+
+            parts = raw_parts(config, app)
         else:
             (way_in,) = (each for each in ways_in(config, app) if each.role == role)
             parts = way_in.parts()
@@ -108,15 +112,13 @@ def _run_on_spark(
     # Imported here: Spark takes a second that no other role should pay.
     from everstate.local import SentenceProgress, spark_jars
     from everstate.pipeline.application import pipeline_parts
-    from everstate.pipeline.derive.application import raw_parts, with_slots
     from everstate.pipeline.spark.session import own_spark
 
     journal = _journal(config, role)
     spark_jars(config, SentenceProgress(journal.doing))
     journal.doing("starting Spark")
     fatal = (SparkLost,) if role is Role.CLEAN else (SparkLost, Fenced, InvalidModelChange)
-    slots = with_slots(config, app) if role is Role.DERIVE else config
-    with own_spark(slots, app_name=f"everstate {role} {app.name}") as spark, ExitStack() as opened:
+    with own_spark(config, app_name=f"everstate {role} {app.name}") as spark, ExitStack() as opened:
         parts: dict[str, PartRun] = {}
         if Role.PIPELINE in wanted:
             truths = truths_of(config, app)
@@ -124,8 +126,6 @@ def _run_on_spark(
             parts |= opened.enter_context(keeping)
         if Role.CLEAN in wanted:
             parts |= _clean_parts(config, app, servers)
-        if Role.DERIVE in wanted:
-            parts |= raw_parts(spark, slots, app)
         run_parts(journal, parts, stop, fatal=fatal)
 
 

@@ -90,6 +90,87 @@ class StoresConfig(Section):
         return StoresConfig(**{**self.servers, name: found})
 
 
+LOCAL_S3_KEY: Final = "everstate"
+"""Key and secret of the local object store; it listens on loopback only, as the other servers."""
+
+
+class S3Config(Section):
+    """`[archive.s3]`: the object store of the lake, if `archive.path` begins with `s3://`.
+
+    Keys are no settings. They come from ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, from
+    the profile that ``AWS_PROFILE`` names, or from the role of the machine.
+    """
+
+    endpoint: Annotated[str | None, Field(pattern="^https?://[^@/?#]+/?$")] = None
+    """Address of a store other than Amazon's, such as ``https://s3.example.org``."""
+    region: str = "us-east-1"
+    """Region of the bucket. Stores that have no regions ignore it."""
+    path_style: bool = False
+    """Whether a request names the bucket in its path instead of the host, as most stores other
+    than Amazon's require."""
+    local: bool = False
+    """Whether `everstate up` starts a store on this machine, which it builds with Go once."""
+
+
+class ArchiveConfig(Section):
+    """`[archive]`: the lake."""
+
+    path: Annotated[str | None, MAY_HOLD_SECRET] = None
+    """Folder of the lake, relative to everstate.toml, or ``s3://bucket/prefix``. Default:
+    ``<data_dir>/archive``."""
+    trigger_s: float = Field(default=60, gt=0)
+    """How often new changes are archived, and so how far the archive may lag behind the log."""
+    batch_changes_max: int = Field(default=1_000_000, ge=1)
+    """Largest number of changes in one commit, over all partitions."""
+    compact_every_s: float = Field(default=3600, gt=0)
+    """How often small files are compacted into larger ones."""
+    file_mib: int = Field(default=128, ge=1)
+    """Target size of compacted files, in MiB."""
+    s3: S3Config = S3Config()
+    """The object store of the lake: see `[archive.s3]`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_environment(cls, given: Any) -> Any:
+        """Values that the environment names ``s3_<setting>``, in the section of the store."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("s3", {}), Mapping):
+            return given
+        flat = {name: value for name, value in given.items() if name.startswith("s3_")}
+        others = {name: value for name, value in given.items() if name not in flat}
+        nested = {name.removeprefix("s3_"): value for name, value in flat.items()}
+        return {**others, "s3": {**given.get("s3", {}), **nested}}
+
+
+class PipelineConfig(Section):
+    """`[pipeline]`: Spark and how views are kept."""
+
+    master: str = "local[*]"
+    """Spark's master: `local[N]` for N cores of this machine, or `spark://…` for a cluster."""
+    driver_memory: str = "3g"
+    """Heap of Spark's driver. With `local[N]`, all work is done in this JVM."""
+    options: Annotated[dict[str, str], MAY_HOLD_SECRET] = Field(default_factory=dict)
+    """More Spark settings (`spark.…`). Those that a guarantee of everstate needs are refused."""
+    batch_changes_max: int = Field(default=1_000_000, ge=1)
+    """Largest number of changes in a keeper batch. Batches longer than ten seconds are avoided."""
+    poll_ms: int = Field(default=50, ge=1)
+    """How long the keeper waits for new changes before it looks again."""
+    held_max: int = Field(default=10_000, ge=0)
+    """Largest number of held changes per entity type, and of held rows per capture."""
+    retry_s_max: float = Field(default=10, gt=0)
+    """Longest pause between retries while a server is unavailable or the disk is full."""
+
+
+class MetricsConfig(Section):
+    """`[metrics]`: the metrics of each role, for Prometheus."""
+
+    enabled: bool = True
+    """Whether metrics are served at `/metrics`. No token is needed to read them."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=0, ge=0, le=65_000)
+    """Port of the relay; other roles use the ports after it. With 0, each role uses a free port."""
+
+
 class AlertsConfig(Section):
     """`[alerts]`: which conditions need attention, and where alerts are sent."""
 

@@ -64,6 +64,13 @@ def test_ones_own_entity_type_goes_from_a_model_to_a_view_by_real_processes(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_page_of_webhooks_does_what_it_says(reader: Reader) -> None:
+    reader.env = {**reader.env, "GUEST_WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+    assert reader.follow(HOWTO / "webhooks.md") == 9
+
+
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_the_first_project_of_the_tutorial_is_made_changed_and_killed(reader: Reader) -> None:
     reader.real = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,7 +27,8 @@ from everstate.views.stores import lake
 from everstate.views.stores.lake import LakeRows
 from everstate.views.tables import KeptTable, Row, planned_column
 from kit.row_store_contract import ATTEMPT, RowsKept, RowStoreContract, columns_of
-from kit.served_lake import ServedLake
+from kit.served_lake import ServedLake, ServedLakeOnS3
+from kit.served_s3 import ServedS3
 from kit.served_store_contract import ServedStoreContract, kept_in
 from kit.view_oracle import accepted, in_order
 from kit.view_orders import ORDER, Log, history, logged, random_logs, state_of
@@ -82,6 +83,22 @@ class TestLakeStore(ServedStoreContract):
     @pytest.fixture
     def served(self, tmp_path: Path) -> ServedLake:
         return ServedLake(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedS3]:
+    """An object store, without Spark."""
+    with ServedS3.alone(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.mark.full
+class TestLakeStoreOnS3(TestLakeStore):
+    """The same in an object store."""
+
+    @pytest.fixture
+    def served(self, object_store: ServedS3) -> ServedLake:
+        return ServedLakeOnS3(object_store)
 
 
 # What only the lake has: all states, with the times from and to which they were valid

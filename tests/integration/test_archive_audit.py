@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
 from archive_cases import Shop, change
 from everstate.archive import ArchiveLog, Ledger, table_path
 from everstate.archive.sums import summed
 from everstate.log.record import OutRecord
 from everstate.pipeline.archiving.audit import AuditReport, audit
+from kit.served_s3 import each_lake_in_full
+
+pytestmark = each_lake_in_full
 
 
 def run(shop: Shop, *, against_log: bool = False) -> AuditReport:
@@ -64,7 +66,7 @@ def test_a_hole_is_found_and_its_record_is_found_in_the_log(shop: Shop) -> None:
     shop.write_orders(keys=12, versions=1)
     shop.archiver().step()
     with summed(path_of(shop)):
-        DeltaTable(path_of(shop)).delete("partition = 1 AND offset = 2")
+        shop.table().delete("partition = 1 AND offset = 2")
     report = run(shop)
     assert rules(report) == {"rows", "lost"}
     lost = next(problem for problem in report.problems if problem.rule == "lost")
@@ -75,7 +77,7 @@ def test_a_hole_is_found_and_its_record_is_found_in_the_log(shop: Shop) -> None:
 def test_a_row_that_is_there_twice_is_found(shop: Shop) -> None:
     shop.write_orders(keys=12, versions=1)
     shop.archiver().step()
-    table = DeltaTable(path_of(shop))
+    table = shop.table()
     again = table.to_pyarrow_dataset().to_table().slice(0, 1)
     with summed(path_of(shop)):
         write_deltalake(table, again, mode="append")
@@ -85,7 +87,7 @@ def test_a_row_that_is_there_twice_is_found(shop: Shop) -> None:
 def test_rows_outside_of_the_committed_ranges_are_found(shop: Shop) -> None:
     shop.write_orders(keys=12, versions=1)
     shop.archiver().step()
-    table = DeltaTable(path_of(shop))
+    table = shop.table()
     row = table.to_pyarrow_dataset().to_table().slice(0, 1)
     at = row.schema.get_field_index("offset")
     moved = row.set_column(at, row.schema.field(at), pa.array([10_000_000], pa.int64()))
@@ -98,11 +100,11 @@ def test_a_changed_record_is_found_against_the_log(shop: Shop) -> None:
     shop.write_orders(keys=12, versions=1)
     shop.archiver().step()
     with summed(path_of(shop)):
-        DeltaTable(path_of(shop)).update(
+        shop.table().update(
             updates={"raw_value": "arrow_cast('{}', 'Binary')"},
             predicate="partition = 0 AND offset = 1",
         )
-        DeltaTable(path_of(shop)).update(
+        shop.table().update(
             updates={"timestamp": "timestamp + INTERVAL '1 hour'"},
             predicate="partition = 1 AND offset = 2",
         )
@@ -118,14 +120,14 @@ def test_c26_the_audit_remembers_commits_that_the_table_forgot(shop: Shop) -> No
         shop.write_orders(keys=9, versions=1, first=version)
         shop.archiver().step()
     Ledger(shop.config, "order").sync(ArchiveLog(shop.config, "order"))
-    DeltaTable(path_of(shop)).create_checkpoint()
-    log = Path(path_of(shop)) / "_delta_log"
+    shop.table().create_checkpoint()
+    log = shop.folder / "_delta_log"
     for version in (0, 1, 2):
         (log / f"{version:020d}.json").unlink()
     report = run(shop)
     assert report.problems == []
     assert report.commits == 4
-    shutil.rmtree(Ledger(shop.config, "order").path)
+    shutil.rmtree(shop.lake.folder / "_ledger" / "order")
     assert "ranges" in rules(run(shop))
 
 

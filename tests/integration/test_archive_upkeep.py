@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 import pytest
-from deltalake import DeltaTable
 from typer.testing import CliRunner
 
 from archive_cases import ORDER, Shop, change
@@ -24,6 +23,9 @@ from everstate.pipeline.archiving.audit import audit
 from everstate.pipeline.archiving.compact import compact
 from everstate.pipeline.archiving.replay import replay
 from everstate.pipeline.archiving.selection import Selection, replay_to_topic
+from kit.served_s3 import each_lake_in_full
+
+pytestmark = each_lake_in_full
 
 
 def digest(shop: Shop, topic: str) -> list[str]:
@@ -40,7 +42,7 @@ def digest(shop: Shop, topic: str) -> list[str]:
 
 
 def contents(shop: Shop) -> list[tuple[Any, ...]]:
-    table = DeltaTable(table_path(shop.config, "order")).to_pyarrow_table()
+    table = shop.table().to_pyarrow_table()
     columns = ("partition", "offset", "raw_key", "raw_value", "version", "reason")
     return sorted(tuple(row[name] for name in columns) for row in table.to_pylist())
 
@@ -76,9 +78,9 @@ def test_c25_an_archive_that_was_idle_until_delta_cleaned_its_log_goes_on_by_the
     position = ArchiveReader(shop.config, "order").position()
     compact(shop.spark, shop.config, "order")
     # What Delta does after 30 days: a checkpoint, and no commit before it.
-    table = DeltaTable(table_path(shop.config, "order"))
+    table = shop.table()
     table.create_checkpoint()
-    log = Path(table_path(shop.config, "order")) / "_delta_log"
+    log = shop.folder / "_delta_log"
     for commit in log.glob("*.json"):
         if int(commit.stem) < table.version():
             commit.unlink()
@@ -136,9 +138,7 @@ def test_replay_is_byte_identical_with_tombstones_headers_and_null_keys(shop: Sh
     shop.archiver().catch_up()
     # An idle archive: the next compaction replaces its files, which are deleted seven days later.
     compact(shop.spark, shop.config, "order")
-    DeltaTable(table_path(shop.config, "order")).vacuum(
-        0, dry_run=False, enforce_retention_duration=False
-    )
+    shop.table().vacuum(0, dry_run=False, enforce_retention_duration=False)
     target = f"{shop.topic}.again"
     done = replay(shop.spark, shop.config, "order", target)
     try:
@@ -200,10 +200,11 @@ def test_the_verbs_tell_what_they_did_as_tables_and_as_json(shop: Shop, tmp_path
     shop.write_orders(keys=12, versions=2)
     shop.archiver().step()
     assert ORDER.name == "order"
-    config = shop.config
+    config, url = shop.config, shop.config.s3_endpoint
     (tmp_path / "everstate.toml").write_text(
         f'[log]\nbootstrap_servers = "{config.bootstrap_servers}"\nprefix = "{config.log.prefix}"\n'
         f'[store]\ndsn = "{config.store_dsn}"\n[archive]\npath = "{config.archive_path}"\n'
+        + (f'[archive.s3]\nendpoint = "{url}"\npath_style = true\n' if url else "")
     )
 
     def verb(*words: str, code: int = 0) -> str:
@@ -235,5 +236,5 @@ def test_the_verbs_tell_what_they_did_as_tables_and_as_json(shop: Shop, tmp_path
     verb("replay", "order", code=2)
     shop.topics.delete([target])
     with summed(table_path(config, "order")):
-        DeltaTable(table_path(config, "order")).delete("partition = 0 AND offset = 0")
+        shop.table().delete("partition = 0 AND offset = 0")
     verb("verify", "order", code=8)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from deltalake import DeltaTable
 
 from archive_cases import ORDER, Shop, change
-from everstate.archive import ArchiveLog, ArchiveReader, Ledger, table_path
+from everstate.archive import ArchiveLog, ArchiveReader, Ledger
 from everstate.changes import Kind
 from everstate.errors import (
     ArchiveError,
@@ -26,11 +24,14 @@ from everstate.errors import (
 from everstate.log.consumer import Consumer
 from everstate.log.record import OutRecord, Record
 from everstate.pipeline.archiving.audit import audit
+from kit.served_s3 import each_lake_in_full
 from log_cases import forget, grow, lose_records
+
+pytestmark = each_lake_in_full
 
 
 def archived(shop: Shop) -> list[dict[str, Any]]:
-    rows = DeltaTable(table_path(shop.config, "order")).to_pyarrow_table().to_pylist()
+    rows = shop.table().to_pyarrow_table().to_pylist()
     return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
 
 
@@ -187,7 +188,7 @@ def test_c8_a_log_that_lost_its_end_is_data_loss_and_the_audit_finds_what_it_too
     with pytest.raises(LogTruncated, match=r"ends at 2, and offsets 2 to 6 are lost"):
         shop.archiver().step()
     report = audit(shop.spark, shop.config, "order")
-    assert "ends at 2: the log has lost offsets 2 to 6" in report.not_read[0]
+    assert any("ends at 2: the log has lost offsets 2 to 6" in each for each in report.not_read)
     assert {problem.rule for problem in report.problems} == {"not read", "differs"}
     # The log grows past the position, and no end says any more that something was lost.
     shop.write([shop.record(change("a", version)) for version in range(10, 20)])
@@ -214,9 +215,9 @@ def test_c8_an_archive_that_lags_half_the_retention_raises_it(
 def test_c25_a_table_whose_commits_do_not_say_where_it_is_is_refused(shop: Shop) -> None:
     shop.write_orders(keys=4, versions=1)
     shop.archiver().step()
-    log = Path(table_path(shop.config, "order")) / "_delta_log"
+    log = shop.folder / "_delta_log"
     for commit in log.glob("*.json"):
-        commit.write_text(commit.read_text().replace("everstate", "elsewhere"))
+        shop.replace(f"_delta_log/{commit.name}", b"everstate", b"elsewhere")
     for checksum in log.glob(".*.json.crc"):
         checksum.unlink()
     with pytest.raises(ArchiveError, match="has its position"):
@@ -241,7 +242,7 @@ def test_c26_the_ledger_is_the_same_however_often_it_is_filled(shop: Shop) -> No
         assert brought is None if end == 0 else brought in rows
     assert ledger.brought(1, 0, ends[0]) is None
     assert ledger.newest() == max(row.commit_version for row in rows)
-    shutil.rmtree(ledger.path)
+    shutil.rmtree(shop.lake.folder / "_ledger" / "order")
     assert ledger.sync(log) == len(rows)
     assert ledger.rows() == rows
 
@@ -268,9 +269,8 @@ def test_programs_that_know_nothing_of_us_read_the_same_counts(shop: Shop) -> No
     shop.write_orders(keys=20, versions=2)
     shop.write([shop.record(change("o1", 3, Kind.DELETED))])
     shop.archiver().step()
-    path = table_path(shop.config, "order")
     assert ORDER.name == "order"
-    plain = DeltaTable(path).to_pyarrow_dataset()
+    plain = shop.table().to_pyarrow_dataset()
     assert plain.count_rows() == 41
     with duckdb.connect() as duck:
         duck.register("orders", plain)

@@ -13,6 +13,7 @@ from everstate.changes.tokens import written_token
 from everstate.errors import DataLoss, InvalidToken, NotCaughtUp
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames
+from everstate.serving.changes import Changes
 from everstate.serving.table import EntityTable
 from kit.view_orders import ViewedOrder
 from log_cases import forget
@@ -60,7 +61,7 @@ def is_equal(table: EntityTable, orders: Orders) -> bool:
 def test_a_table_has_every_entity_and_every_change_after_it_was_made(orders: Orders) -> None:
     random = Random(7)
     publish(orders, written(orders, random, 60))
-    with orders.app.changes("order", since="now", raw=True, config=orders.config) as changes:
+    with Changes(orders.config, orders.app, "order", since="now", raw=True) as changes:
         ends = {at[1]: spot.next_offset for at, spot in changes.spots.items()}
     forget(orders.config, orders.topic, ends)
     with orders.app.table("order", orders.config) as table:

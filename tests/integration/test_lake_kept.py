@@ -14,7 +14,8 @@ from everstate.pipeline.keeping.elsewhere import upkeep
 from everstate.serving import Reader
 from everstate.views.changing import ask_rebuild
 from everstate.views.control import Control
-from kit.served_lake import ServedLake
+from kit.served_lake import ServedLake, ServedLakeOnS3
+from kit.served_s3 import ServedS3
 
 STATES: Final = "states"
 _HISTORY: Final = (
@@ -38,6 +39,15 @@ class TestLakeKept(StoreKeptContract):
 @pytest.mark.full
 class TestLakeChanged(StoreChangedContract):
     """As every store."""
+
+
+@pytest.mark.full
+class TestLakeOnS3(StoreKeptContract, StoreChangedContract):
+    """The same where archive and views are in an object store."""
+
+    @pytest.fixture
+    def served(self, s3: ServedS3) -> ServedLake:
+        return ServedLakeOnS3(s3)
 
 
 def test_all_states_are_kept_built_proved_and_read_by_spark(

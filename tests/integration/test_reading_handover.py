@@ -16,6 +16,7 @@ from everstate.log.record import OutRecord
 from everstate.serving import changes as changes_module
 from everstate.serving import snapshots as snapshots_module
 from everstate.serving.changes import Changes
+from everstate.serving.merged import MergedChanges
 from everstate.serving.places import position_of
 from everstate.views.in_effect import in_effect
 from everstate.views.trailing import Exceptions
@@ -35,7 +36,7 @@ class Follower:
     orders: Orders
     view: str
     delay_s: float
-    changes: Changes | None = None
+    changes: Changes | MergedChanges | None = None
     began: Any = None
     rows: dict[str, Any] = field(default_factory=dict)
     totals: list[int] = field(default_factory=list)

@@ -1,10 +1,10 @@
-"""Planted defects of stores of rows with versions, and which tests of their contract find one."""
+"""Planted defects of stores of rows with versions, and which test of their contract finds each."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import pytest
 
@@ -32,13 +32,15 @@ class PositionFirst(VersionedStore):
         yield CommitsFirst(self, core, table, partition)
 
 
-def found_by(kept: Callable[[], RowsKept], histories: int = 5) -> list[str]:
-    """The tests of the contract that fail."""
-    contract, failed = type("Few", (RowStoreContract,), {"histories": histories})(), []
-    for name, test in inspect.getmembers(contract, inspect.ismethod):
-        if name.startswith("test_"):
-            try:
-                test(kept())
-            except (AssertionError, pytest.fail.Exception):
-                failed.append(name)
-    return failed
+FOUND_BY: Final = {
+    "a forgotten deletion": "test_a_deletion_stays_when_an_older_write_comes",
+    "an older version wins": "test_an_older_write_never_wins",
+    "the position before the rows": "test_a_position_is_moved_after_the_rows",
+}
+"""Planted defect → the test of the contract that is there to find it."""
+
+
+def assert_found(planted: str, kept: RowsKept) -> None:
+    """Fail unless a store with a planted defect fails the test that is there to find it."""
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        getattr(RowStoreContract(), FOUND_BY[planted])(kept)

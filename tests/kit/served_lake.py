@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Self
 import duckdb
 from deltalake import DeltaTable
 
+from everstate.archive.layout import options_of
 from everstate.config import Config
 from everstate.sections import StoresConfig
 from everstate.views.stores import lake
 from everstate.views.tables import Merge
+from kit.served_s3 import ServedS3, address
 from kit.served_store import Found, ServedStore
 from kit.settings import altered
 
@@ -105,7 +107,8 @@ class ServedLake(ServedStore):
 
     def spoil(self, config: Config, view: str, key: str, column: str, value: str) -> None:
         place = lake.LakeRows(config)._path(self.shown(config, view) or "")
-        DeltaTable(place).update({column: f"'{value}'"}, predicate=f"_key = '{key}'")
+        lake_table = DeltaTable(place, storage_options=options_of(place))
+        lake_table.update({column: f"'{value}'"}, predicate=f"_key = '{key}'")
 
     def left(self, config: Config) -> list[str]:
         root = self._root(config)
@@ -116,3 +119,34 @@ class ServedLake(ServedStore):
 
     def _root(self, config: Config) -> Path:
         return Path(config.stores.server(self.name).url or "") / config.views.schema_name
+
+
+class ServedLakeOnS3(ServedLake):
+    """A prefix of an object store, whose files are also those of a folder."""
+
+    def __init__(self, server: ServedS3) -> None:
+        self._server, made = server, server.lake()
+        self.folder, self._settings = made.folder, made.settings
+
+    @property
+    def url(self) -> str:
+        return str(self._settings["path"])
+
+    @property
+    def process(self) -> int:
+        return self._server.servers.pid(self._server.name)
+
+    def settings(self, config: Config, url: str | None = None, **more: Any) -> Config:
+        return altered(super().settings(config, url, **more), archive=self._settings)
+
+    def away(self, config: Config) -> Config:
+        return altered(self.settings(config), archive=self._server.section(endpoint=address(1)))
+
+    def start(self) -> None:
+        self._server.start()
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def _root(self, config: Config) -> Path:
+        return self.folder / config.views.schema_name

@@ -20,19 +20,13 @@ from everstate.views.stores.registry import store_class
 from everstate.views.stores.versioned import VersionedStore
 from everstate.views.tables import KeptTable, Merge, Row
 from kit.row_store_contract import RowsKept, RowStoreContract, columns_of, told
-from kit.row_store_planted import PositionFirst, found_by
+from kit.row_store_planted import FOUND_BY, PositionFirst, assert_found
 from kit.row_values import KINDS
 from kit.served_store import ServedStore
 from kit.tls_door import TRUSTED, tls_before
 from kit.view_oracle import in_order
 from kit.waiting import until
 
-FOUND_BY: Final = {
-    "a forgotten deletion": "test_a_deletion_stays_when_an_older_write_comes",
-    "an older version wins": "test_an_older_write_never_wins",
-    "the position before the rows": "test_a_position_is_moved_after_the_rows",
-}
-"""Planted defect → the test of the contract that is there to find it."""
 TABLE: Final = KeptTable(view="odd", version=1, fingerprint="f", merge="row")
 _HANGS_S: Final = 3.0
 _PLACE: Final = [("_key", pa.string()), ("_version", pa.int64())]
@@ -102,9 +96,7 @@ class ServedStoreContract(RowStoreContract):
             "an older version wins": self.older_wins,
         }.get(planted)
         store = VersionedStore if rows is not None else PositionFirst
-        assert FOUND_BY[planted] in found_by(
-            lambda: kept_in(served, own, rows=rows, store=store), histories=1
-        )
+        assert_found(planted, kept_in(served, own, rows=rows, store=store))
 
     def test_values_of_all_types_come_back_exactly(self, served: ServedStore, own: Config) -> None:
         """Whole numbers beyond 2^53, all digits of decimals, microseconds, and infinities."""
@@ -166,19 +158,23 @@ class ServedStoreContract(RowStoreContract):
         time.sleep(_HANGS_S)  # the late write has come by now, if not before
         kept.check(log)
 
-    def test_deletions_and_versions_outlive_a_kill(
-        self, served: ServedStore, kept: RowsKept
-    ) -> None:
+    def test_deletions_and_versions_outlive_a_kill(self, served: ServedStore) -> None:
         """A late write of a lower version changes nothing after its start, either."""
-        log = told("a", "north", None) if kept.merge == "row" else told("a", "north", "south")
-        kept.keep(log)
-        kept.store.show(kept.plan.name, 1)
-        shown = kept.read(kept.plan.name)
-        served.kill()
-        served.start()
-        kept.store.write(kept.table(), columns_of(("a", 1, "old", Decimal(9))))
-        kept.check(log)
-        assert kept.read(kept.plan.name) == shown
+        with served.own() as one, served.own() as other:
+            views = [
+                (kept_in(served, one, "row"), told("a", "north", None)),
+                (kept_in(served, other, "append"), told("a", "north", "south")),
+            ]
+            for kept, log in views:
+                kept.keep(log)
+                kept.store.show(kept.plan.name, 1)
+            shown = [kept.read(kept.plan.name) for kept, _ in views]
+            served.kill()
+            served.start()
+            for kept, log in views:
+                kept.store.write(kept.table(), columns_of(("a", 1, "old", Decimal(9))))
+                kept.check(log)
+            assert [kept.read(kept.plan.name) for kept, _ in views] == shown
 
     def test_a_late_write_to_a_dropped_version_leaves_nothing(
         self, served: ServedStore, own: Config

@@ -123,9 +123,10 @@ def keeper(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keep
     for name in ("Topics", "Offsets", "OncePublisher", "ControlConnection"):
         monkeypatch.setattr(module, name, MagicMock())
     declared = MagicMock()
-    declared.name = "patches"
+    declared.name, declared.is_raw = "patches", False
     with Keeper(CONFIG, MagicMock(), declared) as made:
         made.published, made.opened = [], []
+        made._known = {1: declared, 2: declared}
         monkeypatch.setattr(made._database, "connected", lambda: nullcontext(registry))
         made._note = DerivedNote({1: {0: 1}, 2: {0: 0}}, 1, {1: "first", 2: "second"})
         yield made

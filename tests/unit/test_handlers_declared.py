@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from math import inf, nan
 from typing import Any
 from uuid import UUID
@@ -20,7 +20,7 @@ from everstate.errors import (
     InvalidTrigger,
     UnknownEntity,
 )
-from everstate.handling.tables import HandlerTables, retry_s
+from everstate.handling.tables import HandlerTables
 from everstate.handling.worker import handler_parts
 from everstate.roles import Role, processes_of
 from everstate.sections import AlertsConfig
@@ -57,6 +57,8 @@ def app() -> App:
         ({"timeout_s": 0}, "retries and timeout_s must be positive"),
         ({"timeout_s": inf}, "retries and timeout_s must be positive and finite"),
         ({"timeout_s": nan}, "retries and timeout_s must be positive and finite"),
+        ({"pause_max_s": 0.5}, "retries and timeout_s must be .* pause_max_s at least 1 s"),
+        ({"pause_max_s": inf}, "retries and timeout_s must be positive and finite"),
         ({"on_parked": "drop"}, "on_parked must be wait or pass"),
     ],
 )
@@ -116,9 +118,15 @@ def test_the_id_of_a_call_is_the_same_for_a_change_and_differs_between_handlers(
 
 
 def test_pauses_double_up_to_five_minutes_and_end() -> None:
-    assert [retry_s(calls, 3) for calls in range(5)] == [0, 1, 2, 4, None]
-    assert retry_s(20, 50) == 300
-    assert retry_s(1, 0) is None
+    def pauses(calls: Iterable[int], **given: Any) -> list[float | None]:
+        declared = app()
+        declared.handler("bell", group="billing", **given)(nothing)
+        return [declared.handlers["billing.nothing"].pause_s(each) for each in calls]
+
+    assert pauses(range(5), retries=3) == [0, 1, 2, 4, None]
+    assert pauses([20], retries=50) == [300]
+    assert pauses([1], retries=0) == [None]
+    assert pauses([12, 13, 5_000], retries=9_999, pause_max_s=3600) == [2048, 3600, 3600]
 
 
 def test_a_database_is_named_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +146,18 @@ def test_what_needs_attention_names_the_handler_and_what_to_do() -> None:
         ("billing.late", 7, 61.0, 0, 0, None),
         ("mail.failed", 0, 0.0, 2, 5, None),
         ("mail.new", 0, None, 0, 0, None),
+        ("webhooks.guest", 0, 127.0, 0, 3, None),
         ("mail.away", None, None, None, None, "the database does not answer."),
     ]
     told = [(each.key, each.text, each.advice or "") for each in of_handlers(states, limits)]
     assert [key for key, _, _ in told] == [
         "handler-late:billing.late",
         "handler-parked:mail.failed",
+        "handler-late:webhooks.guest",
         "handler-unknown:mail.away",
     ]
     assert "7 changes are not handled yet" in told[0][1]
     assert "everstate handlers show mail.failed" in told[1][2]
+    # All was read, and the receiver has not had it.
+    assert "3 changes are not handled yet" in told[2][1]
+    assert "everstate handlers show webhooks.guest" in told[2][2]

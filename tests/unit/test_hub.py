@@ -20,7 +20,7 @@ from everstate.http.masks import NO_MASK
 from everstate.log.record import Record
 from everstate.serving import hub as hub_module
 from everstate.serving import shared_reader
-from everstate.serving.changes import Delivery, _Stream
+from everstate.serving.changes import ChangeStream, Delivery
 from everstate.serving.hub import ChangeHub, Subscription
 from kit.waiting import until
 
@@ -93,7 +93,7 @@ def change(nights: str, kind: str = "created") -> Delivery:
         '"originalEntityState":null}'
     )
     record = Record("t", 0, 0, 0, b"g1", wire.encode(), (), 1)
-    return Delivery(record, AT, Spot(1), _Stream("guest", b"m", ChangeCodec(GUEST)), {})
+    return Delivery(record, AT, Spot(1), ChangeStream("guest", b"m", ChangeCodec(GUEST)), {})
 
 
 class Log:

@@ -24,13 +24,13 @@ from everstate.errors import InvalidChange, ProcessFailed
 from everstate.log.dead_letters import _letter
 from everstate.log.record import Record
 from everstate.log.state_copy import open_copy
-from everstate.log.topics import TopicNames
+from everstate.log.topics import TopicIdentity, TopicNames
 from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.mapping import CleanRow
 from everstate.sources.cdc.reading import RawReader, RefusedRow
 from everstate.sources.cdc.restoring import Restoring
 from everstate.sources.commands.process import ProcessWork
-from everstate.sources.commands.seen import Seen, _rows_of
+from everstate.sources.commands.seen import Seen, _rows_of, position_row
 from everstate.telemetry import RateLimitedLogger
 from everstate.testing.store_contract import ORDER, StoredOrder
 from kit.changes import change_of
@@ -262,7 +262,8 @@ def test_a_record_of_seen_versions_that_is_none_is_skipped() -> None:
         return _rows_of(Record("seen", 0, 7, 0, key, value, ()))
 
     assert rows(b"visit\0a", b"[1,[]]") == [(b"visit\0a", b"[1,[]]")]
-    assert rows(b"\0topic", b"7") == [(b"\0topic", b"7")]
+    place = position_row("topic", 7, TopicIdentity("cluster", "id", 1))
+    assert rows(*place) == [place]
     for value in (None, b"", b"\xff", b"7", b"[1]", b'{"a":1}'):
         assert rows(b"visit\0a", value) == []
     assert rows(None, b"x") == rows(b"\0topic", b"[]") == []

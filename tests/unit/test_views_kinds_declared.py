@@ -35,7 +35,7 @@ from everstate.views.whole_keys import (
     input_schema,
     typed_states,
 )
-from kind_app import kinds_app
+from kind_app import app as kinds
 from kind_cases import Shop
 from view_fuzz import Sale
 
@@ -291,7 +291,7 @@ def test_a_view_of_what_is_sent_aside_is_declared_beside_it() -> None:
     assert {"key", "version", "current", "late"} - set(made.views["v_late"].defined) == {"late"}
 
 
-@pytest.mark.parametrize("plan", kinds_app().views.values(), ids=lambda plan: plan.name)
+@pytest.mark.parametrize("plan", kinds.views.values(), ids=lambda plan: plan.name)
 def test_every_kind_says_what_is_kept_and_what_a_read_costs(plan: ViewPlan) -> None:
     told = plan.explained
     assert min(len(told.kept), len(told.change), len(told.read)) >= len("nothing")

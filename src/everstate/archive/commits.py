@@ -19,7 +19,7 @@ from pyarrow.fs import FileSystem, FileType
 
 from everstate.archive.files import ArchiveFile
 from everstate.archive.layout import app_id, archive_errors, table_path
-from everstate.archive.sums import filesystem_of, table_of
+from everstate.archive.sums import filesystem_of, is_table, table_of
 from everstate.config import Config
 from everstate.errors import ArchiveError
 
@@ -101,7 +101,7 @@ class ArchiveLog:
     def exists(self) -> bool:
         """Whether the table was ever written."""
         with archive_errors(f"looking for the archive of {self.entity}"):
-            return bool(DeltaTable.is_deltatable(self.path))
+            return is_table(self.path)
 
     def version(self) -> int:
         """Number of the table's newest commit."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
 from everstate.archive.commits import (
     ArchiveLog,
@@ -20,8 +20,15 @@ from everstate.archive.commits import (
     PositionForgotten,
 )
 from everstate.archive.files import files_of
-from everstate.archive.layout import archive_errors, ledger_path
-from everstate.archive.sums import CHECKED_PARQUET, check_table, filesystem_of, summed, table_of
+from everstate.archive.layout import archive_errors, ledger_path, options_of
+from everstate.archive.sums import (
+    CHECKED_PARQUET,
+    check_table,
+    filesystem_of,
+    is_table,
+    summed,
+    table_of,
+)
 from everstate.config import Config
 from everstate.errors import NoArchive
 
@@ -99,7 +106,8 @@ class Ledger:
                     [asdict(row) for row in rows], schema=pa.schema(_FIELDS)
                 )
                 with summed(self.path):
-                    write_deltalake(self.path, table, mode="append")
+                    options = options_of(self.path)
+                    write_deltalake(self.path, table, mode="append", storage_options=options)
                     names = self.files()
                     if len(names) > _FILES_MAX:
                         # Delta compares no sums when it writes the files' content again.
@@ -111,7 +119,7 @@ class Ledger:
     def exists(self) -> bool:
         """Whether it was ever written."""
         with archive_errors(f"looking for the ledger of {self.entity}"):
-            return bool(DeltaTable.is_deltatable(self.path))
+            return is_table(self.path)
 
     def files(self) -> list[str]:
         """Its data files, as its log names them."""

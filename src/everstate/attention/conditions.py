@@ -196,8 +196,8 @@ def of_handlers(states: Iterable[HandlerState], limits: AlertsConfig) -> Iterato
             yield concern("handler-parked", name, "parked", f"handler {name}:", told, advice)
         if (late_s or 0.0) > limits.view_behind_s:
             late = f"{duration_text(late_s)} behind"
-            told = f"is {late}: {behind:,} changes are not handled yet."
-            advice = "Start more processes of its group, or declare a higher concurrency."
+            told = f"is {late}: {(behind or 0) + (waiting or 0):,} changes are not handled yet."
+            advice = f"`everstate handlers show {name}` shows failed calls; or run more processes."
             yield concern("handler-late", name, late, f"handler {name}", told, advice)
 
 

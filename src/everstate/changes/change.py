@@ -26,6 +26,13 @@ class Kind(StrEnum):
     # Enum's own hash is slower Python code, and differs from the hash of the equal string.
     __hash__ = str.__hash__
 
+    @classmethod
+    def between(cls, before: object, after: object) -> Kind:
+        """The kind of a change from one state to another one; ``None``: there is no entity."""
+        if after is None:
+            return cls.DELETED
+        return cls.CREATED if before is None else cls.UPDATED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:

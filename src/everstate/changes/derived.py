@@ -195,7 +195,7 @@ class Derivation:
     form: Any
     """A :data:`Form`."""
     is_raw: bool = False
-    """Made from the raw log, at least once, instead of from accepted changes, exactly once."""
+    """Made from all changes in the log, instead of from those that the core accepts."""
     trigger: Trigger | None = None
     fields: tuple[str, ...] = field(default=(), init=False)
     """Same attribute as a view's fields named in SQL; empty, because messages are not parsed."""

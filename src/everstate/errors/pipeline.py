@@ -7,6 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from everstate.errors.base import EverstateError
+from everstate.errors.servers import Unavailable
 
 
 class PositionMoved(EverstateError):
@@ -47,6 +48,17 @@ class ArchiveFull(ArchiveError):
     """The disk of the archive is full; nothing was committed, and archiving continues later."""
 
     retryable = True
+
+
+class ArchiveUnreachable(ArchiveError, Unavailable):
+    """The object store of the archive does not answer or refuses; everstate tries again later."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message,
+            advice="See whether the store runs, and which keys this process has: those of its "
+            "environment, its profile or its role.",
+        )
 
 
 class PipelineError(EverstateError):

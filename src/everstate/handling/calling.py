@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from everstate.changes import Change, ChangeCodec
 from everstate.closing import Closing
-from everstate.declarations.handlers import Context
-from everstate.errors import InvalidChange, StatementRefused
+from everstate.declarations.handlers import Context, Prepared
+from everstate.errors import ChangeParked, InvalidChange, StatementRefused
 from everstate.errors.base import described
-from everstate.handling.tables import WAITS, HandlerTables, Item, Owned, retry_s
+from everstate.handling.tables import WAITS, HandlerTables, Item, Owned
 from everstate.log.attempt import Attempt, TookTooLong
 from everstate.postgres import Connection, Connections
 from everstate.telemetry import RateLimitedLogger
@@ -45,6 +45,10 @@ class FunctionCaller(Closing):
 
     def __init__(self, tables: HandlerTables) -> None:
         self._tables, self._handler = tables, tables.handler
+        given = self._handler.function
+        if isinstance(given, Prepared):
+            given = given(tables.config, self._handler)
+        self._function = given
         self._codec = ChangeCodec(self._handler.entity_type)
         self._connections = Connections(tables.opened, self._handler.concurrency)
         self._beginning = threading.Lock()
@@ -99,7 +103,7 @@ class FunctionCaller(Closing):
                 done.clear()
             elif isinstance(failure, StatementRefused):
                 raise
-            done.append(self._refused(owned, items[len(done)], str(failure)))
+            done.append(self._refused(owned, items[len(done)], failure))
             with self._transaction() as connection:
                 self._tables.settle(connection, owned, done)
         for item in done:
@@ -125,16 +129,17 @@ class FunctionCaller(Closing):
                 if item.spot is not None and item.key in owned.blocked:
                     item.reason = WAITS
                 else:
-                    attempt.call(None, call, change, item.attempts + 1)
+                    attempt.call(None, call, change, item)
             done.append(item)
 
     def _call(
-        self, connection: Connection, used: threading.Event, change: Change[Any], attempt: int
+        self, connection: Connection, used: threading.Event, change: Change[Any], item: Item
     ) -> None:
         """Call the function; raises _CallFailed for whatever it raises."""
-        context = Context(connection, used, self._handler.id_of(change.id), attempt)
+        call_id, number = self._handler.id_of(change.id), item.attempts + 1
+        context = Context(connection, used, call_id, number, item.value)
         try:
-            result = self._handler.function(change, context)
+            result = self._function(change, context)
             if inspect.iscoroutine(result):
                 # It is cancelled before the attempt is given up.
                 limited = asyncio.wait_for(result, 0.9 * self._handler.timeout_s)
@@ -146,12 +151,14 @@ class FunctionCaller(Closing):
         except BaseException as cause:
             raise _CallFailed(described(cause)) from cause
 
-    def _refused(self, owned: Owned, item: Item, reason: str) -> Item:
+    def _refused(self, owned: Owned, item: Item, failure: Exception) -> Item:
         """The change with the reason why it is parked; the next ones of its key wait behind it."""
-        handler, kept = self._handler, reason[:_REASON_MAX].replace("\0", "")
+        handler, kept = self._handler, str(failure)[:_REASON_MAX].replace("\0", "")
+        item.is_final = isinstance(failure.__cause__, ChangeParked)
         item.reason = kept.encode("utf-8", "replace").decode()
         _failed.log("handler %s: %s failed: %s", handler.title, item.key, item.reason)
-        if handler.on_parked == "wait" or retry_s(item.attempts + 1, handler.retries) is not None:
+        is_retried = not item.is_final and handler.pause_s(item.attempts + 1) is not None
+        if handler.on_parked == "wait" or is_retried:
             owned.blocked.add(item.key)
         return item
 

@@ -51,7 +51,8 @@ ON CONFLICT (handler, partition, next_offset, done) DO UPDATE SET reason = exclu
     attempts = excluded.attempts, retry_at = excluded.retry_at;
 
 -- name: counts
-SELECT count(*) - count(retry_at), count(retry_at) FROM everstate_handlers.parked WHERE handler = %s;
+SELECT count(*) - count(retry_at), count(retry_at), max(attempts) FILTER (WHERE retry_at IS NOT NULL)
+FROM everstate_handlers.parked WHERE handler = %s;
 
 -- name: forget
 DELETE FROM everstate_handlers.parked

@@ -34,7 +34,7 @@ class Item:
     """A change to be handled.
 
     ``spot``: the position after it, ``None`` if it is parked already; ``attempts``: calls that
-    failed; ``reason``: why it is parked from now on.
+    failed; ``reason``: why it is parked from now on; ``is_final``: without retries.
     """
 
     key: str
@@ -43,6 +43,7 @@ class Item:
     parked_id: int = 0
     attempts: int = 0
     reason: str | None = None
+    is_final: bool = False
     is_finished: bool = False
 
     @property
@@ -71,7 +72,7 @@ class HandlerTables:
     """The rows of one handler; its calls are made within :meth:`errors`."""
 
     def __init__(self, config: Config, handler: Handler) -> None:
-        self.handler = handler
+        self.config, self.handler = config, handler
         self.topic = TopicNames(config.log.prefix).changes(handler.entity_type.name)
         self.id = f"{config.log.prefix}.handlers.{handler.title}"
         dsn = handler.dsn
@@ -165,7 +166,8 @@ class HandlerTables:
         for item in items:
             if item.reason is not None:
                 attempts = item.attempts + (item.reason != WAITS)
-                known = item.reason, attempts, retry_s(attempts, self.handler.retries)
+                pause_s = None if item.is_final else self.handler.pause_s(attempts)
+                known = item.reason, attempts, pause_s
                 if item.parked_id:
                     self.run(connection, "fail", item.parked_id, *known)
                 else:
@@ -194,13 +196,6 @@ class HandlerTables:
         return found, len(rows)
 
 
-def retry_s(attempts: int, retries: int) -> int | None:
-    """Pause after a number of failed calls; ``None``: it is not called again by itself."""
-    if attempts > retries:
-        return None
-    return min(300, 2 ** (attempts - 1)) if attempts else 0
-
-
 HandlerState: TypeAlias = tuple[str, int | None, float | None, int | None, int | None, str | None]
 """Title, changes and seconds behind the log (``None``: it never ran), parked and waiting changes,
 and why nothing is known of it."""
@@ -219,12 +214,15 @@ def handler_states(config: Config, handlers: Iterable[Handler]) -> list[HandlerS
                 tables = HandlerTables(config, each)
                 with tables.connected() as connection:
                     at = tables.positions(connection).items()
-                    (counts,) = tables.run(connection, "counts").fetchall()
+                    ((*counts, calls),) = tables.run(connection, "counts").fetchall()
             except EverstateError as error:
                 found.append((each.title, None, None, None, None, error.message))
                 continue
             lags = lag.rows(ReaderPosition(each.title, tables.topic, p, o) for p, (o, _) in at)
             late_s = max((row.lag_seconds for row in lags), default=None)
+            if calls and late_s is not None:
+                # So long at least the change has failed for which it was called most often.
+                late_s = max(late_s, sum(each.pause_s(n) or 0 for n in range(1, calls)))
             behind = sum(row.lag_changes for row in lags) if at else None
             found.append((each.title, behind, late_s, *counts, None))
     return found

@@ -94,10 +94,7 @@ class Callers:
         self, config: ApiConfig, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         self._now = now
-        masked = {
-            entity: (*config.masks.get(entity, ()), *config.former_masks.get(entity, ()))
-            for entity in {*config.masks, *config.former_masks}
-        }
+        masked = {entity: config.masked(entity) for entity in {*config.masks, *config.former_masks}}
         self._callers = [
             (
                 bytes.fromhex(entry.token_hash),

@@ -1,5 +1,6 @@
 """The local stack: real servers as child processes, the jars of Spark, and a JVM."""
 
+from everstate.local.artifacts import s3_jars as s3_jars
 from everstate.local.artifacts import spark_jars as spark_jars
 from everstate.local.checks import disk_check as disk_check
 from everstate.local.checks import machine_checks as machine_checks

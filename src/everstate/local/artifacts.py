@@ -42,7 +42,7 @@ def _lock() -> dict[str, Any]:
 
 
 def artifacts_of(group: str) -> tuple[Artifact, ...]:
-    """The files of `kafka`, `cassandra`, `spark` (Kafka's connector, Delta) or `debezium`.
+    """The files of `kafka`, `cassandra`, `spark` (Kafka's connector, Delta), `s3` or `debezium`.
 
     `connect`: the jars that it needs beside the broker's.
     """
@@ -108,6 +108,11 @@ def obtain(
 def spark_jars(config: Config, progress: StackProgress | None = None) -> list[Path]:
     """The jars for ``spark.jars``: Kafka connector and Delta, fetched when not cached."""
     return obtain(config, artifacts_of("spark"), progress)
+
+
+def s3_jars(config: Config) -> list[Path]:
+    """The jars for a lake on S3: Hadoop's client, and Amazon's parts that it needs."""
+    return obtain(config, artifacts_of("s3"))
 
 
 def _base_url(config: Config) -> str:

@@ -138,6 +138,8 @@ def _cache(config: Config) -> Finding:
     wanted: list[Artifact] = [*artifacts_of("kafka"), *artifacts_of("spark")]
     if _starts_cassandra(config):
         wanted.extend(artifacts_of("cassandra"))
+    if config.has_s3:
+        wanted.extend(artifacts_of("s3"))
     try:
         wanted.append(postgres_artifact())
     except LocalStackError as error:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def created(folder: Path) -> Iterator[Path]:
     new.mkdir(mode=0o700)
     yield new
     os.rename(new, folder)
+
+
+def fill(command: Sequence[str], env: Mapping[str, str], server: str, folder: Path) -> None:
+    """Run a program that makes a server's data in its folder; raises LocalStackError."""
+    done = subprocess.run(
+        command, env=dict(env), cwd=folder, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise LocalStackError(
+            f"{server}'s data folder cannot be created: {(done.stdout + done.stderr).strip()}",
+            advice=f"Look at {folder}; `everstate doctor` checks Java, disk and rights.",
+        )
 
 
 @contextmanager

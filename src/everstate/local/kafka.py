@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import struct
-import subprocess
 import uuid
 from pathlib import Path
 
 from everstate.config import Config
-from everstate.errors import LocalStackError
 from everstate.local.artifacts import artifacts_of, cached
 from everstate.local.class_archive import class_archive_options
-from everstate.local.files import listed
+from everstate.local.files import fill, listed
 from everstate.local.jvm import java_env, java_home
 from everstate.local.server import LOG4J, Launch, Ports, Server
 from everstate.private import private_folder, properties
@@ -96,18 +94,8 @@ class KafkaServer(Server):
         cluster = cluster if cluster[0] != "-" else "A" + cluster[1:]
         tool = ("kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", cluster)
         properties = (*_ONE_REPLICA, "-c", str(self._properties))
-        done = subprocess.run(
-            (str(java), "-XX:TieredStopAtLevel=1", *options, *tool, *properties),
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise LocalStackError(
-                f"Kafka's data folder cannot be created: {(done.stdout + done.stderr).strip()}",
-                advice=f"Look at {self._folder}; `everstate doctor` checks Java and disk.",
-            )
+        command = (str(java), "-XX:TieredStopAtLevel=1", *options, *tool, *properties)
+        fill(command, env, "Kafka", self._folder)
 
     def probe(self, ports: Ports) -> None:
         """Request the cluster's metadata; raises OSError unless it names one broker."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from everstate.config import Config
 from everstate.errors import LocalStackError
 from everstate.local import unprivileged
 from everstate.local.artifacts import cache_dir, cached, mariadb_artifact
-from everstate.local.files import created, make_password, unpacked
+from everstate.local.files import created, fill, make_password, unpacked
 from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder, write_private
 
@@ -129,14 +128,7 @@ class MariaDbServer(Server):
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
         )
-        done = subprocess.run(
-            command, env=env, cwd=self._folder, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise LocalStackError(
-                f"MariaDB's data folder cannot be created: {(done.stdout + done.stderr).strip()}",
-                advice=f"Look at {self._folder}; `everstate doctor` checks disk and rights.",
-            )
+        fill(command, env, "MariaDB", self._folder)
 
     def _unpack(self) -> Path:
         """The folder of the binaries in the cache."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -15,10 +14,9 @@ import psycopg
 from psycopg import sql
 
 from everstate.config import Config
-from everstate.errors import LocalStackError
 from everstate.local import processes, unprivileged
 from everstate.local.artifacts import cache_dir, cached, postgres_artifact
-from everstate.local.files import created, make_password, unpacked
+from everstate.local.files import created, fill, make_password, unpacked
 from everstate.local.server import Launch, Ports, Server
 from everstate.private import private_folder
 
@@ -141,11 +139,6 @@ class PostgresServer(Server):
             *("-D", str(new), "-U", _USER, "-E", "UTF8", "--locale=C.UTF-8", "--data-checksums"),
             *("--auth=scram-sha-256", f"--pwfile={self._password}"),
         )
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise LocalStackError(
-                f"PostgreSQL's data folder cannot be created: {done.stderr.strip()}",
-                advice=f"Look at {self._folder}; `everstate doctor` checks disk and rights.",
-            )
+        fill(command, env, "PostgreSQL", self._folder)
         with open(new / "postgresql.conf", "a", encoding="utf-8") as file:
             file.write(f"include '{_SETTINGS_FILE}'\n")

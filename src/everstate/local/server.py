@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everstate.config import Config
 from everstate.local.artifacts import Artifact
+from everstate.local.progress import StackProgress
 
 Ports = Mapping[str, int]
 """Name of the port → number."""
@@ -50,6 +51,10 @@ class Server(ABC):
 
     def __init__(self, config: Config) -> None:
         self._config, self._folder = config, config.project.data_dir / self.name
+
+    def obtain(self, progress: StackProgress) -> None:
+        """Get what it needs beside its artifacts; may take minutes, and says so."""
+        return
 
     @abstractmethod
     def prepare(self, ports: Ports) -> Launch:

@@ -39,6 +39,7 @@ from everstate.local.processes import (
 )
 from everstate.local.progress import SILENT, StackProgress
 from everstate.local.redis import RedisServer
+from everstate.local.s3 import S3Server
 from everstate.local.server import Ports, Server
 from everstate.private import private_folder
 
@@ -60,6 +61,7 @@ _SERVERS: dict[str, Callable[[Config], Server]] = {
     "cassandra": CassandraServer,
     "mariadb": MariaDbServer,
     "redis": RedisServer,
+    "s3": S3Server,
 }
 _STORES = ("redis",)
 """Servers of stores of views: started when the configuration has a section of the store."""
@@ -102,6 +104,8 @@ class Stack:
             names.append("postgres")
         if config.cassandra.local and not config.cassandra.contact_points:
             names.append("cassandra")
+        if config.archive.s3.local:
+            names.append("s3")
         remembered = self._memory.read()
         wanted = {*config.capture.local, *also, *remembered}
         if "mariadb" in wanted:
@@ -130,6 +134,8 @@ class Stack:
         with self._memory.lock():
             wanted = [a for server in self._servers.values() for a in server.artifacts]
             obtain(self._config, wanted, steps)
+            for server in self._servers.values():
+                server.obtain(steps)
             logs = self._config.project.data_dir / "logs"
             with writing(logs):
                 private_folder(logs)

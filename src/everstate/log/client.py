@@ -216,21 +216,6 @@ def member_settings(
     }
 
 
-def spark_sink_options(config: Config) -> dict[str, str]:
-    """Options of a Spark Kafka writer to this log: acknowledged by all replicas, in order."""
-    kafka = {
-        "bootstrap.servers": config.bootstrap_servers,
-        "acks": "all",
-        "enable.idempotence": "true",
-        "max.request.size": str(changelog_bytes_max(config)),
-        "linger.ms": "0",
-        "compression.type": "lz4",
-        "reconnect.backoff.max.ms": "1000",
-        **java_options(config.log.options, config.log.java_options),
-    }
-    return {f"kafka.{name}": value for name, value in kafka.items()}
-
-
 def spark_options(config: Config) -> dict[str, str]:
     """Options of a Spark Kafka reader of this log: read_committed, and loss is an error (C5, C8).
 

@@ -92,7 +92,10 @@ class Offsets(Closing):
         since, high = time.monotonic(), self.high_watermarks([topic])
         while any(end < high[place] for place, end in self.stable_ends([topic]).items()):
             if time.monotonic() - since > wait_s:
-                raise Unavailable(f"a transaction is open in {topic}.")
+                raise Unavailable(
+                    f"the end of {topic} cannot be read because of an open transaction; the broker "
+                    "aborts it after its time-out."
+                )
             time.sleep(0.02)
 
     def check_partitions(self, topics: Iterable[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -15,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from everstate.config import Config
 from everstate.errors import DeliveryFailed, EverstateError, RecordRefused, Unavailable
+from everstate.log import attempt
 from everstate.log.client import TRANSACTION_TIMEOUT_MS, producer_settings
 from everstate.log.outcome import (
     CONSEQUENCES,
@@ -249,8 +248,8 @@ class Producer:
             # The driver ignores its own time-out when the group's coordinator was unreachable and
             # is back (confluentinc/librdkafka#5456, #5511).
             try:
-                _call_aside(lambda: send(places, group, wait_s), wait_s + _GRACE_S)
-            except TimeoutError as cause:
+                attempt.within(wait_s + _GRACE_S, send, places, group, wait_s)
+            except attempt.TookTooLong as cause:
                 self._stuck = True
                 raise Unavailable(
                     "sending offsets: a call of Kafka's client library does not return."
@@ -385,30 +384,6 @@ def _text(key: bytes | None) -> str | None:
 def _collect(failures: list[_Failure], error: KafkaError, message: Message) -> None:
     if error.code() not in CONSEQUENCES or not failures:
         failures.append((error, str(message.topic()), message.key()))
-
-
-def _call_aside(call: Callable[[], object], timeout_s: float) -> None:
-    """Run ``call`` in a thread of its own, which is left behind when it takes too long.
-
-    Raises what ``call`` raises, or TimeoutError.
-    """
-    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            call()
-        except Exception as error:
-            ended.put(error)
-        else:
-            ended.put(None)
-
-    threading.Thread(target=run, name="driver-call", daemon=True).start()
-    try:
-        error = ended.get(timeout=timeout_s)
-    except queue.Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
 
 
 def _may_pass(cause: BaseException) -> bool:

@@ -257,16 +257,8 @@ class OncePublisher(Closing):
 
     def _read_progress(self, deadline: float) -> PublishedProgress | None:
         with Offsets(self._config) as offsets:
-            place = (self._topic, 0)
             # Another publisher's open transaction may hide a committed record of this one.
-            end = offsets.high_watermarks([self._topic])[place]
-            while offsets.stable_ends([self._topic])[place] < end:
-                if time.monotonic() > deadline:
-                    raise Unavailable(
-                        f"publisher {self._name}: the end of {self._topic} cannot be read because "
-                        "of an open transaction; the broker aborts it after its time-out."
-                    )
-                time.sleep(0.02)
+            offsets.settle(self._topic, deadline - time.monotonic())
         return read_progress(self._config, self._name)
 
 

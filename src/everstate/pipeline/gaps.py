@@ -119,7 +119,7 @@ def bridge(
             schema_version=after.schema_version,
             key=gap.key,
             version=version,
-            kind=_kind(state, following),
+            kind=Kind.between(state, following),
             occurred_at=after.occurred_at,
             recorded_at=now,
             provenance=filling,
@@ -127,12 +127,6 @@ def bridge(
             original=state,
         )
         state = following
-
-
-def _kind(before: bytes | None, after: bytes | None) -> Kind:
-    if after is None:
-        return Kind.DELETED
-    return Kind.CREATED if before is None else Kind.UPDATED
 
 
 def _state(raw: Any) -> bytes | None:

@@ -119,7 +119,7 @@ class DebeziumForm(Worker):
         progress = self._publisher.open()
         self._batch, note = 0, _Note(identity, starts)
         if progress is not None:
-            self._batch, read = progress.batch, _read(progress.note, identity)
+            self._batch, read = progress.batch, msgspec.json.decode(progress.note, type=_Note)
             check_same_topic(self._source, read.source, identity)
             note = _Note(identity, {**starts, **read.positions})
         # Asked later than the positions, which may not be beyond the ends.
@@ -135,11 +135,3 @@ class DebeziumForm(Worker):
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-
-
-def _read(note: bytes, identity: TopicIdentity) -> _Note:
-    """A stored note; earlier ones are positions without the topic's identity."""
-    try:
-        return msgspec.json.decode(note, type=_Note)
-    except msgspec.ValidationError:
-        return _Note(identity, msgspec.json.decode(note, type=dict[int, int]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -49,8 +49,14 @@ class Delivery:
     partition: Partition = field(repr=False)
     spot: Spot = field(repr=False)
     """How far the stream has read that partition after this change."""
-    _stream: _Stream = field(repr=False)
-    _others: Mapping[Partition, Spot] = field(repr=False)
+    stream: ChangeStream = field(repr=False)
+    others: Mapping[Partition, Spot] = field(repr=False)
+    """How far the stream had read the other partitions."""
+
+    @property
+    def entity(self) -> str:
+        """The entity type."""
+        return self.stream.entity
 
     @cached_property
     def change(self) -> Change[dict[str, Any]]:
@@ -59,7 +65,7 @@ class Delivery:
         if record.value is None:
             raise CorruptRecord(record.topic, record.partition, record.offset, "it is a tombstone")
         try:
-            return self._stream.codec.decode(record.value)
+            return self.stream.codec.decode(record.value)
         except InvalidChange as cause:
             place = (record.topic, record.partition, record.offset)
             raise CorruptRecord(*place, cause.reason) from cause
@@ -67,16 +73,16 @@ class Delivery:
     @property
     def spots(self) -> dict[Partition, Spot]:
         """How far the stream has read every partition after this change."""
-        return {**self._others, self.partition: self.spot}
+        return {**self.others, self.partition: self.spot}
 
     @property
     def token(self) -> str:
         """The token from which the stream continues after this change."""
-        return self._stream.token(self.spots)
+        return self.stream.token(self.spots)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class ChangeStream:
     """Values that all deliveries of a stream share."""
 
     entity: str
@@ -84,6 +90,7 @@ class _Stream:
     codec: ChangeCodec
 
     def token(self, spots: Mapping[Partition, Spot]) -> str:
+        """The token of spots in this log."""
         return str(Token({self.entity: LogPosition(self.mark, spots)}))
 
 
@@ -122,7 +129,7 @@ class Changes(Closing):
         with ExitStack() as unfinished:
             unfinished.callback(self._source.close)
             codec = ChangeCodec(project.entities[entity])
-            self._stream = _Stream(entity, self._source.mark, codec)
+            self._stream = ChangeStream(entity, self._source.mark, codec)
             self._spots = self._resolved(since)
             self._until = None if until is None else self._resolved(until)
             self._runs: dict[int, deque[Run]] = {p: deque() for p in self._source.partitions}
@@ -154,14 +161,26 @@ class Changes(Closing):
         return self._stream.token(spots)
 
     def __iter__(self) -> Iterator[Delivery]:
-        self._has_begun = True
-        with closing(self._source):
-            self._begin()
-            while (unfinished := self._unfinished()) and not self._stopped.is_set():
+        with self.reading():
+            while (unfinished := self.unfinished()) and not self._stopped.is_set():
                 for delivery in self.read(_IDLE_S, unfinished):
                     yield delivery
                     if self._stopped.is_set():
                         return
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Begin, so that :meth:`read` may be called inside; the thread that iterates does this."""
+        self._has_begun = True
+        try:
+            starts = {p: self._spots[_of(p)].next_offset for p in self.unfinished()}
+            ends = (
+                {} if self._until is None else {p: self._until[_of(p)].covered_by for p in starts}
+            )
+            self._source.begin(starts, ends)
+            yield
+        finally:
+            self._source.close()
 
     def seek(self, spots: Mapping[int, Spot]) -> None:
         """Go on with these partitions at these spots, by :meth:`read`; errors as of iterating."""
@@ -186,11 +205,6 @@ class Changes(Closing):
             # There are records that the core has not judged yet.
             self._stopped.wait(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)
-
-    def _begin(self) -> None:
-        starts = {p: self._spots[_of(p)].next_offset for p in self._unfinished()}
-        ends = {} if self._until is None else {p: self._until[_of(p)].covered_by for p in starts}
-        self._source.begin(starts, ends)
 
     def _given(self) -> Iterator[Delivery]:
         """Deliver all records that were read, unjudged."""
@@ -240,7 +254,16 @@ class Changes(Closing):
             yield Delivery(record, at, spot, self._stream, others)
         self._spots[at] = Spot(end) if until is None else min(Spot(end), until)
 
-    def _unfinished(self) -> list[int]:
+    @property
+    def reads_archive(self) -> bool:
+        """Whether the next changes come from the archive, partition by partition."""
+        return self._source.reads_archive
+
+    def present(self) -> dict[Partition, Spot]:
+        """Where a stream would begin now."""
+        return self._resolved(NOW)
+
+    def unfinished(self) -> list[int]:
         """Partitions that have not reached ``until``."""
         if self._until is None:
             return list(self._source.partitions)

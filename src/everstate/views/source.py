@@ -81,6 +81,11 @@ class RecordSource:
             self._ranged.close()
             self._ranged = None
 
+    @property
+    def reads_archive(self) -> bool:
+        """Whether the next records come from the archive."""
+        return self._archived is not None
+
     def ends(self) -> dict[int, int]:
         """The stable end of each partition."""
         with Offsets(self._config) as offsets:

@@ -1,8 +1,9 @@
-"""Keeps one derived topic of accepted changes: each change in it once, in its partition, in order.
+"""Keeps one derived topic: each change in it once, in its partition, in order.
 
 Records and position are sent in one Kafka transaction under one transactional id (C2, C3). A new
 version is published in a transaction too: it writes a barrier to each partition of the previous
-version's topic, which names the next topic and the offset to continue at.
+version's topic, which names the next topic and the offset to continue at. A raw topic is made the
+same way, but it waits for no verdict of the core.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from everstate.changes import ChangeCodec
 from everstate.changes.derived import Derivation, JoinedStream, derivation_of
 from everstate.config import Config
-from everstate.errors import EverstateError, InvalidDerivation
+from everstate.errors import EverstateError, InvalidDerivation, Unavailable
 from everstate.log.derived import Barrier, DerivedNote, barriers
 from everstate.log.positions import Ends, Offsets, check_ends
 from everstate.log.publisher import OncePublisher
 from everstate.log.record import OutRecord
 from everstate.log.topics import Topics
+from everstate.parts import PartRun
 from everstate.pipeline.derive.declare import declare_topic
 from everstate.pipeline.derive.joining import JoinGate, entities_as_of, history_vector
-from everstate.pipeline.derive.reading import READ_MAX, AcceptedChange, AcceptedReader
-from everstate.runtime.worker import Worker
+from everstate.pipeline.derive.reading import (
+    READ_MAX,
+    AcceptedChange,
+    AcceptedReader,
+    UnjudgedReader,
+)
+from everstate.runtime.worker import Worker, part_of
 from everstate.views.control import BUILDING, LIVE, Control, ControlConnection, ViewVersion
 from everstate.views.project import Project
 from everstate.views.source import RecordSource, Run
@@ -43,7 +51,7 @@ _PART_CHANGES: Final = 2_000
 """Most records of a partition that a version which nobody reads yet takes in a step."""
 
 
-class TopicKeeper(Worker):
+class Deriver(Worker):
     """Keeps the versions of one derived topic; one process at a time, a second fences the first."""
 
     retry_s = (2.0, 2.0)
@@ -57,116 +65,10 @@ class TopicKeeper(Worker):
         self._database = ControlConnection(config)
         self._topics, self._offsets = Topics(config), Offsets(config)
         self._source = self._topics.names.changes(self.entity)
+        self._core = Core(self.entity, self._source)
         self._note: DerivedNote | None = None
         """The progress in the log, as this process wrote or read it last."""
         self._batch = 0
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._publisher.close()
-        self._database.close()
-        self._offsets.close()
-        self._topics.close()
-
-    def _check_source(self, control: Control, vectors: Iterable[Mapping[int, int]]) -> None:
-        """Raise unless positions in the changelog are still true (C8).
-
-        Raises LogIdentityChanged and TopicResized when the changelog is another one, and
-        LogTruncated when it lost records that the derived topic or the core has read.
-        """
-        source = self._source
-        control.check_topic_identity(self.entity, source, self._topics.identity(source))
-        read = [*vectors, control.core_vector(self.entity)]
-        # The ends are read after the positions: no position may be beyond its end.
-        ends = self._ends(source)
-        for vector in read:
-            check_ends(f"derived topic {self.name}", source, vector, ends)
-
-    def _ends(
-        self, topic: str, ask: Callable[[Sequence[str]], Ends] | None = None
-    ) -> dict[int, int]:
-        """The stable end of each partition of a topic, or another offset that is asked for."""
-        found = (ask or self._offsets.stable_ends)([topic])
-        return {partition: end for (_, partition), end in found.items()}
-
-    def _begins(self, control: Control, row: ViewVersion) -> dict[int, int]:
-        """Let a version begin with the first change, and mark it as built; returns its position.
-
-        The registry has its position from now on, so that nothing after it is trimmed.
-        """
-        vector = dict.fromkeys(control.core_vector(self.entity), 0)
-        # Not while bytes are trimmed by the positions that there were before.
-        with control.installing():
-            control.close_positions(self.name, row.version)
-            control.open_positions(*(self.name, row.version, self.entity, row.fingerprint), vector)
-            positions = {f"1/{partition}": offset for partition, offset in vector.items()}
-            control.record(self.name, row.version, built={"vector": positions})
-        return vector
-
-    def _mirror(
-        self,
-        control: Control,
-        rows: Mapping[int, ViewVersion],
-        vectors: Mapping[int, Mapping[int, int]],
-    ) -> None:
-        """Copy each version's position from the log to the registry, which is never ahead."""
-        for version in vectors.keys() & rows.keys():
-            table = KeptTable(self.name, version, rows[version].fingerprint, "append")
-            known = control.vector(self.name, version)
-            for partition, offset in vectors[version].items():
-                if known.get(partition, offset) < offset:
-                    control.take_view(table, 1, partition, known[partition], offset)
-
-    def _tell_registry(self, control: Control) -> None:
-        """Let the registry say that readers continue with the version that the log says."""
-        rows = control.versions(self.name)
-        published = None if self._note is None else self._note.published
-        seen = next((row.version for row in rows if row.published), None)
-        if published is not None and published != seen and published in {r.version for r in rows}:
-            with control.connection.transaction():
-                control.swap_published(self.name, seen, published)
-            logger.info("derived topic %s: readers continue with version %d", self.name, published)
-
-    def _opened(self) -> DerivedNote:
-        """Fence an earlier process; returns the topic's progress in the log."""
-        progress = self._publisher.open()
-        self._batch = 0 if progress is None else progress.batch
-        return DerivedNote() if progress is None else DerivedNote.read(progress.note)
-
-    def _replace(
-        self,
-        control: Control,
-        version: int,
-        starts: Callable[[Sequence[str]], Ends],
-        known: Mapping[int, int] | None = None,
-    ) -> None:
-        """Let readers continue with a version: in the log, and then in the registry.
-
-        ``starts``: asks where they go on in its topic; ``known``: where in the changelog, which is
-        nothing where both topics have the same.
-        """
-        assert self._note is not None
-        after, seen, ending = self._note.copied(), self._note.published, list[OutRecord]()
-        after.published = version
-        if seen is not None:
-            ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
-            barrier = Barrier(following, version, 0, turn=self._batch + 1)
-            ending = barriers(ended, barrier, self._ends(following, starts), known)
-        self._publish(ending, after)
-        self._tell_registry(control)
-
-    def _publish(self, records: Sequence[OutRecord], note: DerivedNote) -> None:
-        """Send records and progress in one transaction."""
-        self._publisher.publish(self._batch + 1, records, note.written)
-        self._batch, self._note = self._batch + 1, note
-
-
-class Deriver(TopicKeeper):
-    """Keeps the versions of a topic in which each accepted change is exactly once."""
-
-    def __init__(self, config: Config, project: Project, derivation: Derivation) -> None:
-        super().__init__(config, project, derivation)
-        self._core = Core(self.entity, self._source)
         self._known: dict[int, Derivation] = {}
         self._readers: dict[int, AcceptedReader] = {}
         self._ending: dict[int, Future[list[Run]]] = {}
@@ -179,11 +81,17 @@ class Deriver(TopicKeeper):
     def close(self) -> None:
         """End reading, and close the connections."""
         self._drop()
-        super().close()
+        self._publisher.close()
+        self._database.close()
+        self._offsets.close()
+        self._topics.close()
 
     def open(self) -> None:
         """Register the declared topic; the core must have been prepared."""
         with self._database.connected() as control:
+            control.install()
+            if not control.core_vector(self.entity):  # the role of raw topics may begin first
+                raise Unavailable("the pipeline has not created the tables of the views yet.")
             step = declare_topic(self._config, control, self._declared)
         if step.what != "same":
             logger.info("derived topic %s: version %d, %s", self.name, step.version, step.what)
@@ -281,9 +189,14 @@ class Deriver(TopicKeeper):
             control.record(self.name, row.version, progress=progress)
 
     def _open(self) -> DerivedNote:
-        """As :meth:`_opened`; raises the errors of :meth:`_check_source`."""
+        """Fence an earlier process; returns the topic's progress in the log.
+
+        Raises the errors of :meth:`_check_source`.
+        """
         self._drop()
-        note = self._opened()
+        progress = self._publisher.open()
+        self._batch = 0 if progress is None else progress.batch
+        note = DerivedNote() if progress is None else DerivedNote.read(progress.note)
         with self._database.connected() as control:
             self._check_source(control, note.versions.values())
             rows = {row.version: row for row in control.versions(self.name)}
@@ -343,11 +256,23 @@ class Deriver(TopicKeeper):
         return True
 
     def _new(self, control: Control, row: ViewVersion) -> Mapping[int, int]:
-        """Create the topic of a version that begins with the first change; returns its position."""
+        """Create the topic of a version that begins with the first change; returns its position.
+
+        The registry has its position from now on, so that nothing after it is trimmed.
+        """
+        if self._known[row.version].is_raw and (vector := control.vector(self.name, row.version)):
+            return vector  # an earlier release wrote its records, and noted no position in the log
         # Drops the records of a version whose position is gone.
         topic = self._delete(row.version)
         self._topics.ensure_beside(self._source, topic)
-        return self._begins(control, row)
+        vector = dict.fromkeys(control.core_vector(self.entity), 0)
+        # Not while bytes are trimmed by the positions that there were before.
+        with control.installing():
+            control.close_positions(self.name, row.version)
+            control.open_positions(*(self.name, row.version, self.entity, row.fingerprint), vector)
+            positions = {f"1/{partition}": offset for partition, offset in vector.items()}
+            control.record(self.name, row.version, built={"vector": positions})
+        return vector
 
     def _delete(self, version: int) -> str:
         """Delete the topic of a version, unless another process keeps it; returns its name."""
@@ -360,6 +285,7 @@ class Deriver(TopicKeeper):
 
     def _read(self, control: Control, version: int, vector: Mapping[int, int]) -> None:
         """Read the changes of a version from here on; of a joined stream through a gate."""
+        derivation = self._known[version]
         source = RecordSource(
             self._config,
             self.entity,
@@ -367,11 +293,14 @@ class Deriver(TopicKeeper):
             is_one_of_many=False,
             advice="Restore the archive; until then the published version stays.",
         )
+        if derivation.is_raw:
+            codec = ChangeCodec(self._project.entities[self.entity])
+            self._readers[version] = UnjudgedReader(source, vector, codec)
+            return
         trimmed = {part: control.trimmed(self._core, part, 0, at) for part, at in vector.items()}
         self._readers[version] = AcceptedReader(source, vector, trimmed)
-        form = self._known[version].form
-        if isinstance(form, JoinedStream):
-            topics = (self._source, self._topics.names.changes(form.to))
+        if isinstance(derivation.form, JoinedStream):
+            topics = (self._source, self._topics.names.changes(derivation.form.to))
             self._gates[version] = JoinGate(*(partial(self._ends, topic) for topic in topics))
 
     def _joinable(
@@ -409,15 +338,22 @@ class Deriver(TopicKeeper):
         return records
 
     def _switch(self, control: Control, rows: Mapping[int, ViewVersion], note: DerivedNote) -> None:
-        """Publish a version when it is at the position of the published one."""
+        """Publish a version when it is at the position of the published one.
+
+        The first version of a raw topic is published at once, and a later one also when it is past
+        that position: its readers begin at its first record, and skip changes that they have.
+        """
         for version, row in rows.items():
             if row.status != BUILDING or version not in self._readers:
                 continue
-            seen = note.published
+            seen, mine, is_raw = note.published, note.versions[version], self._known[version].is_raw
+            before = mine if seen is None else note.versions.get(seen, {})
             # Equal, not past it: a reader continues right after the previous version's records.
-            before = note.versions.get(seen) if seen is not None else note.versions[version]
-            if seen == version or note.versions[version] != before:
+            if seen == version or not (covers(mine, before) if is_raw else mine == before):
                 continue
+            if is_raw:
+                self._replace(control, version, self._offsets.beginnings, before)
+                return
             if seen is None and not covers(before, control.core_vector(self.entity)):
                 continue
             # Both versions are at one position now, where the previous version ends. Not the stable
@@ -425,3 +361,84 @@ class Deriver(TopicKeeper):
             # before its records, which readers would get once more.
             self._replace(control, version, self._offsets.high_watermarks)
             return
+
+    def _check_source(self, control: Control, vectors: Iterable[Mapping[int, int]]) -> None:
+        """Raise unless positions in the changelog are still true (C8).
+
+        Raises LogIdentityChanged and TopicResized when the changelog is another one, and
+        LogTruncated when it lost records that the derived topic or the core has read.
+        """
+        source = self._source
+        control.check_topic_identity(self.entity, source, self._topics.identity(source))
+        read = [*vectors, control.core_vector(self.entity)]
+        # The ends are read after the positions: no position may be beyond its end.
+        ends = self._ends(source)
+        for vector in read:
+            check_ends(f"derived topic {self.name}", source, vector, ends)
+
+    def _ends(
+        self, topic: str, ask: Callable[[Sequence[str]], Ends] | None = None
+    ) -> dict[int, int]:
+        """The stable end of each partition of a topic, or another offset that is asked for."""
+        found = (ask or self._offsets.stable_ends)([topic])
+        return {partition: end for (_, partition), end in found.items()}
+
+    def _mirror(
+        self,
+        control: Control,
+        rows: Mapping[int, ViewVersion],
+        vectors: Mapping[int, Mapping[int, int]],
+    ) -> None:
+        """Copy each version's position from the log to the registry, which is never ahead."""
+        for version in vectors.keys() & rows.keys():
+            table = KeptTable(self.name, version, rows[version].fingerprint, "append")
+            known = control.vector(self.name, version)
+            for partition, offset in vectors[version].items():
+                if known.get(partition, offset) < offset:
+                    control.take_view(table, 1, partition, known[partition], offset)
+
+    def _tell_registry(self, control: Control) -> None:
+        """Let the registry say that readers continue with the version that the log says."""
+        rows = control.versions(self.name)
+        published = None if self._note is None else self._note.published
+        seen = next((row.version for row in rows if row.published), None)
+        if published is not None and published != seen and published in {r.version for r in rows}:
+            with control.connection.transaction():
+                control.swap_published(self.name, seen, published)
+            logger.info("derived topic %s: readers continue with version %d", self.name, published)
+
+    def _replace(
+        self,
+        control: Control,
+        version: int,
+        starts: Callable[[Sequence[str]], Ends],
+        known: Mapping[int, int] | None = None,
+    ) -> None:
+        """Let readers continue with a version: in the log, and then in the registry.
+
+        ``starts``: asks where they go on in its topic; ``known``: where in the changelog, which is
+        nothing where both topics have the same.
+        """
+        assert self._note is not None
+        after, seen, ending = self._note.copied(), self._note.published, list[OutRecord]()
+        after.published = version
+        if seen is not None:
+            ended, following = (self._topics.names.derived(self.name, v) for v in (seen, version))
+            barrier = Barrier(following, version, 0, turn=self._batch + 1)
+            ending = barriers(ended, barrier, self._ends(following, starts), known)
+        self._publish(ending, after)
+        self._tell_registry(control)
+
+    def _publish(self, records: Sequence[OutRecord], note: DerivedNote) -> None:
+        """Send records and progress in one transaction."""
+        self._publisher.publish(self._batch + 1, records, note.written)
+        self._batch, self._note = self._batch + 1, note
+
+
+def raw_parts(config: Config, project: Project) -> dict[str, PartRun]:
+    """A part for each raw derived topic of a project."""
+    return {
+        f"derive-{name}": part_of(partial(Deriver, config, project, each))
+        for name, each in project.derivations.items()
+        if each.is_raw
+    }

@@ -1,4 +1,4 @@
-"""Accepted changes of an entity type from the archive and the log, up to the core's position."""
+"""Changes of an entity type from the archive and the log: accepted ones, or all of the raw log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Thread
@@ -13,8 +14,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from everstate.changes import ChangeCodec
 from everstate.changes.derived import Message, read_message
-from everstate.errors import ViewFailed
+from everstate.errors import InvalidChange, ViewFailed
 from everstate.log.positions import Range
 from everstate.log.record import Record
 from everstate.pipeline.spark.progress import Progress, progress
@@ -152,6 +154,30 @@ class AcceptedReader:
         seconds = time.monotonic() - self._begun
         found = progress("building", done / max(1, changes), seconds, changes)
         return replace(found, share=min(1.0, (done + self._first) / max(1, sum(upto.values()))))
+
+
+class UnjudgedReader(AcceptedReader):
+    """Takes every change that was read, whatever the core will say of it."""
+
+    def __init__(self, source: RecordSource, vector: Mapping[int, int], codec: ChangeCodec) -> None:
+        super().__init__(source, vector, {})
+        self._codec = codec
+
+    def take(
+        self, control: Control, core: Core, upto: Mapping[int, int], most: int = READ_MAX
+    ) -> list[AcceptedChange]:
+        """All changes that were read; what is no change is left out: the core dead-letters it."""
+        found: list[AcceptedChange] = []
+        for partition, waiting in self._waiting.items():
+            for record in waiting:
+                with suppress(InvalidChange):
+                    change = self._codec.decode(record.value or b"")
+                    states = (change.current, change.original)
+                    if all(isinstance(state, dict | None) for state in states):
+                        found.append((record, _message(core, record)))
+            waiting.clear()
+            self.vector[partition] = self.read[partition]
+        return found
 
 
 def _aside(read: Callable[[], list[Run]]) -> Future[list[Run]]:

@@ -26,6 +26,7 @@ from everstate.errors import (
     ArchiveDamaged,
     ArchiveError,
     ArchiveFull,
+    ArchiveUnreachable,
     DataLoss,
     EverstateError,
     Fenced,
@@ -35,7 +36,8 @@ from everstate.errors import (
     SparkLost,
     Unavailable,
 )
-from everstate.local import class_archive_options, java_home, spark_jars
+from everstate.local import class_archive_options, java_home, s3_jars, spark_jars
+from everstate.pipeline.spark.object_store import LOG_STORE, reach_object_store
 from everstate.private import private_folder, properties, write_private
 
 _SUBMIT: Final = "PYSPARK_SUBMIT_ARGS"
@@ -58,6 +60,8 @@ _FIXED: Final = {
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
+    # Of two processes that commit to a table on S3, the second is refused.
+    "spark.delta.logStore.s3.impl": LOG_STORE,
     # Kafka through the second reader API: rows are not converted twice.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
 }
@@ -147,6 +151,8 @@ def spark_session(config: Config, *, app_name: str = "everstate") -> SparkSessio
         session.sparkContext.pythonExec = sys.executable
         for name in _LOGS_OF_ERRORS:
             PySparkLogger.getLogger(name).disabled = True
+        if config.has_s3:
+            reach_object_store(session, config)
     if not config.pipeline.master.startswith("local"):
         _await_cores(session, config.pipeline.master)
     return session
@@ -247,6 +253,7 @@ def session_settings(config: Config) -> dict[str, str]:
         of_spark = sorted(map(str, Path(pyspark.__file__).parent.glob("jars/*.jar")))
         java_options += class_archive_options(config, "spark", [*jars, *of_spark])
     else:
+        jars += [str(path) for path in (s3_jars(config) if config.has_s3 else ())]
         own = {**_CLUSTER, "spark.jars": ",".join(jars)}
     return {
         **_DEFAULTS,
@@ -304,6 +311,12 @@ _SIGNS: Final[tuple[tuple[str, type[EverstateError], str], ...]] = (
         r"ChecksumException|CRC checksum verification failed",
         ArchiveDamaged,
         "a file differs from its sums",
+    ),
+    (
+        r"fs\.s3a\.(auth\.)?\w+Exception"
+        r"|Caused by: software\.amazon\.awssdk\.(?!\S*NoSuchKey)\S+Exception",
+        ArchiveUnreachable,
+        "the object store does not answer or refuses",
     ),
     (r"DELTA_[A-Z_]+", ArchiveError, "Delta refused"),
 )

@@ -162,6 +162,8 @@ class Decider:
             before, version = text, version + 1
             state = self.group.evolve(state, fact)
             text = None if state is None else self._text(state, command.key, before)
+            if text is None and before is None:
+                raise ValueError("evolve returned no state for an entity that does not exist")
             data = model_json(fact)
             change: Change[bytes] = Change(
                 id=derived_change_id(entity, command_id, index),
@@ -169,7 +171,7 @@ class Decider:
                 schema_version=self._schema_version,
                 key=command.key,
                 version=version,
-                kind=_kind(before, text),
+                kind=Kind.between(before, text),
                 occurred_at=command.occurred_at,
                 recorded_at=recorded_at,
                 provenance=source,
@@ -259,11 +261,3 @@ def _check_condition(held: RememberedEntity, command: WireCommand) -> None:
         conditions = Conditions(match=parse_condition("If-Match", command.if_match))
         present = None if held.text is None else held.version
         conditions.check(command.entity, command.key, present)
-
-
-def _kind(before: bytes | None, after: bytes | None) -> Kind:
-    if before is None:
-        if after is None:
-            raise ValueError("evolve returned no state for an entity that does not exist")
-        return Kind.CREATED
-    return Kind.DELETED if after is None else Kind.UPDATED

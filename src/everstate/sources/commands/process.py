@@ -117,8 +117,9 @@ class ProcessWork:
             first = offsets.beginnings([topic])[topic, number]
             there = Range(first, offsets.stable_ends([topic])[topic, number])
         # The stored position is used when Kafka has expired the group's offset, or it is older.
-        position, read = self._seen[number].position(topic)
-        if read is not None:
+        position = 0
+        if (stored := self._seen[number].position(topic)) is not None:
+            position, read = stored
             check_same_topic(topic, read, identity)
         known = [each for each in (committed, position) if each]
         if there.end and not known:

@@ -35,7 +35,7 @@ _Versions = tuple[int, tuple[tuple[int, int], ...]]
 
 _encode = msgspec.json.Encoder().encode
 _decode_versions = msgspec.json.Decoder(_Versions).decode
-_decode_position = msgspec.json.Decoder(int | tuple[int, TopicIdentity]).decode
+_decode_position = msgspec.json.Decoder(tuple[int, TopicIdentity]).decode
 
 
 class Seen:
@@ -80,17 +80,10 @@ class Seen:
         """Discard updates that were not settled, and close the files."""
         self._copy.close()
 
-    def position(self, topic: str) -> tuple[int | None, TopicIdentity | None]:
-        """Next offset of a changelog and its identity.
-
-        The offset is ``None``: it was never read; the identity is ``None``: an earlier release read
-        it.
-        """
+    def position(self, topic: str) -> tuple[int, TopicIdentity] | None:
+        """Next offset of a changelog, and its identity; ``None``: it was never read."""
         row = self._row(_position_name(topic))
-        if row is None:
-            return None, None
-        known = _decode_position(row)
-        return (known, None) if isinstance(known, int) else known
+        return None if row is None else _decode_position(row)
 
     def move(self, topic: str, position: int, identity: TopicIdentity) -> None:
         """Record the next offset of a changelog."""

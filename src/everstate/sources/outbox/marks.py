@@ -26,7 +26,7 @@ WITH run AS (
     WHERE pending.id BETWEEN run.first AND run.last
     RETURNING pending.id
 ), batch AS (
-    INSERT INTO everstate_store.relay (name, batch) VALUES (%(name)s, %(batch)s)
+    INSERT INTO everstate_store.relay (name, batch) VALUES ('main', %(batch)s)
     ON CONFLICT (name) DO UPDATE SET batch = excluded.batch, updated_at = now()
 ), published AS (
     INSERT INTO everstate_store.outbox_published AS present (minute, ids)
@@ -38,8 +38,8 @@ SELECT count(*) FROM gone
 """)
 
 _BATCH: Final = sql.SQL("""
-SELECT store_id, coalesce((SELECT batch FROM everstate_store.relay WHERE name = %(name)s), 0),
-    coalesce((SELECT batch FROM everstate_store.relay WHERE name = %(name)s || '.begun'), 0)
+SELECT store_id, coalesce((SELECT batch FROM everstate_store.relay WHERE name = 'main'), 0),
+    coalesce((SELECT batch FROM everstate_store.relay WHERE name = 'main.begun'), 0)
 FROM everstate_store.identity
 """)
 
@@ -160,13 +160,12 @@ class OutboxStatus:
     """Number of parked changes: those of blocked transactions, and later ones of their keys."""
 
 
-def mark(connection: OutboxConnection, name: str, batch: int, runs: Runs) -> int:
+def mark(connection: OutboxConnection, batch: int, runs: Runs) -> int:
     """Mark a published batch in the outbox, and store its number; one atomic statement.
 
     Returns how many of its rows were unpublished until now.
     """
     values: dict[str, Any] = {
-        "name": name,
         "batch": batch,
         "firsts": [first for first, _ in runs],
         "lasts": [last for _, last in runs],
@@ -176,9 +175,9 @@ def mark(connection: OutboxConnection, name: str, batch: int, runs: Runs) -> int
     return int(found[0])
 
 
-def newest_batch(connection: OutboxConnection, name: str) -> tuple[UUID, int, int]:
+def newest_batch(connection: OutboxConnection) -> tuple[UUID, int, int]:
     """The store's id, the relay's newest marked batch, and that when its log began (0: none)."""
-    found = connection.execute(_BATCH, {"name": name}).fetchone()
+    found = connection.execute(_BATCH).fetchone()
     assert found is not None
     return found[0], found[1], found[2]
 
@@ -240,9 +239,9 @@ def oldest_waiting_s(config: Config) -> float | None:
             return None  # nothing was ever written
 
 
-def read_status(connection: OutboxConnection, name: str = "main") -> OutboxStatus:
+def read_status(connection: OutboxConnection) -> OutboxStatus:
     """Read the status of the outbox; works in any process."""
-    _, batch, _ = newest_batch(connection, name)
+    _, batch, _ = newest_batch(connection)
     rows = connection.execute(
         "SELECT xid::text, entity, key, version, reason, since"
         " FROM everstate_store.relay_blocked ORDER BY since, xid LIMIT %s",

@@ -98,13 +98,12 @@ class Relay(Worker):
         *,
         retry_blocked_s: float = 30.0,
     ) -> None:
-        self.name = "main"
         self._config = config
         self._retry_s = retry_blocked_s
         self._entity_types = tuple(entity_types)
         self._composer = Composer(config, self._entity_types)
         watched = [TopicNames(config.log.prefix).changes(each.name) for each in self._entity_types]
-        self._publisher = OncePublisher(config, f"relay-{self.name}", watched=watched)
+        self._publisher = OncePublisher(config, "relay-main", watched=watched)
         self._database: OutboxConnection | None = None
         self._is_open = False
         self._store_id = ""
@@ -139,7 +138,7 @@ class Relay(Worker):
         """
         ended = threading.Event()
         trimmer = threading.Thread(
-            target=self._keep_trimmed, args=(ended,), name=f"trim-{self.name}", daemon=True
+            target=self._keep_trimmed, args=(ended,), name="trim", daemon=True
         )
         trimmer.start()
         try:
@@ -157,9 +156,8 @@ class Relay(Worker):
 
         Raises Unavailable when a server is down: nothing is lost, call again.
         """
-        doing = f"relay {self.name}"
         try:
-            with collector_paused(), translated(self._config.store_dsn, doing):
+            with collector_paused(), translated(self._config.store_dsn, self.doing):
                 moved = self._advance(self._opened())
                 if time.monotonic() >= self._report_due:
                     self._report()
@@ -218,7 +216,7 @@ class Relay(Worker):
         Uses a connection of its own, so that publishing does not wait for it. Raises Unavailable.
         """
         dsn, doing = self._config.store_dsn, "trimming the outbox"
-        with translated(dsn, doing), connect(dsn, f"everstate-trim-{self.name}") as database:
+        with translated(dsn, doing), connect(dsn, "everstate-trim") as database:
             return marks.trim(database, self._config.store.outbox_keep_hours * 3600)
 
     def _keep_trimmed(self, ended: threading.Event) -> None:
@@ -247,7 +245,7 @@ class Relay(Worker):
 
     def _connected(self) -> OutboxConnection:
         if self._database is None:
-            self._database = connect(self._config.store_dsn, f"everstate-relay-{self.name}")
+            self._database = connect(self._config.store_dsn, "everstate-relay")
         return self._database
 
     def _opened(self) -> OutboxConnection:
@@ -256,9 +254,9 @@ class Relay(Worker):
             install(database, ())
             check_log(database, self._config, [each.name for each in self._entity_types])
             progress = self._publisher.open(_OPEN_S)
-            store_id, batch, begun = marks.newest_batch(database, self.name)
-            check_progress(f"relay {self.name}", progress, batch, begun, advice=_REFILL_OR_BEGIN)
-            self._publisher.check_tails(f"relay {self.name}", begun, advice=_REFILL_OR_BEGIN)
+            store_id, batch, begun = marks.newest_batch(database)
+            check_progress(self.doing, progress, batch, begun, advice=_REFILL_OR_BEGIN)
+            self._publisher.check_tails(self.doing, begun, advice=_REFILL_OR_BEGIN)
             self._store_id, self._batch = str(store_id), batch
             self._parts.clear()
             if progress is not None:
@@ -279,7 +277,7 @@ class Relay(Worker):
         if progress.batch > batch:
             self._batch = progress.batch
             if not self._settle(database, progress, note):
-                check_store(database, self._config, self._entity_types, f"relay {self.name}")
+                check_store(database, self._config, self._entity_types, self.doing)
 
     def _settle(
         self, database: OutboxConnection, progress: PublishedProgress, note: Note | None
@@ -292,7 +290,7 @@ class Relay(Worker):
             return False
         if digest_of(marks.pending_change_ids(database, note.runs)) != note.digest:
             return False
-        marks.mark(database, self.name, progress.batch, note.runs)
+        marks.mark(database, progress.batch, note.runs)
         return True
 
     def _retry_blocked(self, database: OutboxConnection) -> int:
@@ -360,7 +358,7 @@ class Relay(Worker):
         self._batch += 1
         self._publisher.publish(self._batch, records, note, timeout_s=_PUBLISH_S)
         self._parts = parts
-        marks.mark(database, self.name, self._batch, found)
+        marks.mark(database, self._batch, found)
         PUBLISHED.inc(len(ids))
         return len(ids)
 
@@ -396,9 +394,9 @@ class Relay(Worker):
 
     def _block(self, database: OutboxConnection, row: OutboxRow, reason: str) -> None:
         logger.error(
-            "relay %s: transaction pg:%s stays, with later changes of its keys, because of "
+            "relay: transaction pg:%s stays, with later changes of its keys, because of "
             "%s %r version %d: %s",
-            *(self.name, row.xid, row.entity, row.key, row.version, reason),
+            *(row.xid, row.entity, row.key, row.version, reason),
         )
         self._any_blocked = True
         refused = (row.xid, row.entity, row.key, row.version)

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import msgspec
 from pydantic import BaseModel
 
 from everstate.changes import (
+    PROVENANCE_FIELDS,
     Change,
     DomainEvent,
     EntityType,
@@ -33,14 +34,6 @@ from everstate.changes.json_numbers import decode
 from everstate.changes.moments import moment_fault, moment_of
 from everstate.errors import CorruptRecord, InvalidChange
 from everstate.log.record import Record
-
-_REQUIRED: Final = ("apiVersion", "serviceName", "identifier")
-_OPTIONAL: Final = {
-    "actor": "actor",
-    "reason": "reason",
-    "correlationId": "correlation_id",
-    "causationId": "causation_id",
-}
 
 
 @dataclass(frozen=True)
@@ -115,7 +108,6 @@ class RouterReader:
         # A state before may be of an older model, which had fields that this one does not have.
         before = self._state(key, payload, "originalEntityState", self.entity_type.validate_exactly)
         after = self._state(key, payload, "currentEntityState", self.entity_type.accept)
-        kind = Kind.UPDATED if before is not None else Kind.CREATED
         recorded_at = _at(record.timestamp_ms)
         event_fields = payload.get("event")
         data = event_fields.get("data") if isinstance(event_fields, Mapping) else None
@@ -125,7 +117,7 @@ class RouterReader:
             schema_version=self.entity_type.schema_version,
             key=key,
             version=version,
-            kind=kind if after is not None else Kind.DELETED,
+            kind=Kind.between(before, after),
             occurred_at=_moment(name, key, payload.get("occurredAt")) or recorded_at,
             recorded_at=recorded_at,
             provenance=self._provenance(key, payload.get("provenance")),
@@ -164,19 +156,12 @@ class RouterReader:
             return check_provenance(name, key, self.provenance)
         if not isinstance(given, Mapping):
             raise InvalidChange(name, key, "provenance", "it is no JSON object")
-        required = (given.get(field) for field in _REQUIRED)
-        texts = [text if isinstance(text, str) else "" for text in required]
-        optional = {ours: given.get(wire) for wire, ours in _OPTIONAL.items()}
-        for wire in _OPTIONAL:
-            if not isinstance(given.get(wire), str | None):
-                raise InvalidChange(name, key, f"provenance.{wire}", "it is no text")
-        return check_provenance(
-            name,
-            key,
-            Provenance(
-                api_version=texts[0], service_name=texts[1], identifier=texts[2], **optional
-            ),
-        )
+        texts: dict[str, Any] = {each: given.get(wire) for each, wire in PROVENANCE_FIELDS.items()}
+        for field, text in texts.items():
+            if not isinstance(text, str | None):
+                place = f"provenance.{PROVENANCE_FIELDS[field]}"
+                raise InvalidChange(name, key, place, "it is no text")
+        return check_provenance(name, key, Provenance(**texts))
 
 
 def _unwrapped(value: bytes) -> Any:

@@ -146,9 +146,7 @@ def kind_of(
     size += bytes_of(row.event) + ENVELOPE_BYTES + KEY_FACTOR * bytes_of(row.key)
     if size > limit:
         raise ChangeTooLarge(entity_type.name, row.key, size, limit)
-    if row.state is None:
-        return Kind.DELETED
-    return Kind.CREATED if before is None else Kind.UPDATED
+    return Kind.between(before, row.state)
 
 
 def bytes_of(text: str | None) -> int:

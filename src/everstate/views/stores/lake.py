@@ -31,10 +31,10 @@ from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileSelector, PyFileSystem
+from pyarrow.fs import FileSelector, FileSystem
 
-from everstate.archive.layout import table_path
-from everstate.archive.sums import local_folder, table_of
+from everstate.archive.layout import LakePath, options_of, table_path
+from everstate.archive.sums import filesystem_of, is_table, local_folder, table_of
 from everstate.config import Config
 from everstate.errors import InvalidView, ViewRowsMissing
 from everstate.retrying import within
@@ -66,6 +66,8 @@ _AGAIN: Final = within(
     60.0, lambda each: isinstance(each, (CommitFailedError, FileNotFoundError)), pause_s=0.1
 )
 """Repeats what another process has done first."""
+_EMPTIED: Final = within(10.0, lambda each: "not empty" in str(each), pause_s=0.1)
+"""Repeats what a store with folders refuses while a file in one of them is being deleted."""
 _RESTS: Final[dict[str, float]] = {}
 """Folder of a readers' table → when its rest ends, on this process's clock."""
 _PROPERTIES: Final[dict[str, str | None]] = {
@@ -105,6 +107,7 @@ class LakeRows:
             mode="ignore",
             partition_by=[_STATE],
             configuration={**_PROPERTIES, _MERGE: table.merge},
+            storage_options=options_of(self._root),
             raise_if_key_not_exists=False,
         )
 
@@ -115,19 +118,26 @@ class LakeRows:
         content = BytesIO()
         pq.write_table(pa.concat_tables(given, promote_options="default"), content)
         files = self._files()
-        if not DeltaTable.is_deltatable(self._path(table.name)):
+        if not is_table(self._path(table.name)):
             raise ViewRowsMissing(table.view, self._path(table.name))
-        # The stream of `DeltaStorageHandler` itself refuses the buffers that pyarrow gives it.
         name = f"{_place(table.name)}/{_WRITTEN}/{time.time_ns():020}-{uuid4().hex[:8]}.parquet"
-        stream = files._handler.open_output_stream(name, None)  # noqa: SLF001
+        stream: Any
+        if options_of(self._root) is None:
+            # What `DeltaStorageHandler` opens refuses the buffers that pyarrow gives it.
+            handler = DeltaStorageHandler(self._root)._handler  # noqa: SLF001
+            stream = handler.open_output_stream(name, None)
+        else:
+            stream = files.open_output_stream(name)
         stream.write(content.getvalue())
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
 
     def rows(self, table: KeptTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows to show, in no order, some thousand a batch."""
-        lake = self._merged(table.view, table.name).to_pyarrow_dataset()
+        lake = self._merged(table.view, table.name)
         shown = ds.field(_STATE) != _GONE
-        for batch in lake.to_batches(columns=schema.names, filter=shown, batch_size=10_000):
+        for batch in _dataset(self._path(table.name), lake).to_batches(
+            columns=schema.names, filter=shown, batch_size=10_000
+        ):
             yield batch.cast(schema)
 
     def drop(self, name: str) -> None:
@@ -160,20 +170,20 @@ class LakeRows:
         """Delete the log of the readers' table."""
         self._delete(f"{view}/_delta_log")
 
-    def _path(self, name: str) -> str:
+    def _path(self, name: str) -> LakePath:
         """Folder or URL of the table of a version, or of that which readers of a view see."""
         return table_path(self._config, f"{self._config.views.schema_name}/{_place(name)}")
 
-    def _files(self) -> DeltaStorageHandler:
+    def _files(self) -> FileSystem:
         """The files of all views; raises OSError where there can be no folder."""
         if (folder := local_folder(self._root)) is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        return DeltaStorageHandler(self._root)
+        return filesystem_of(self._root)
 
     def _delete(self, place: str) -> None:
         """Delete a folder with its files, if it is there."""
         with suppress(FileNotFoundError):
-            PyFileSystem(self._files()).delete_dir(place)
+            _EMPTIED(self._files().delete_dir, place)
         if (folder := local_folder(f"{self._root}/{place}")) is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -191,7 +201,7 @@ class LakeRows:
 
         Where another process did the same, the rest is merged again.
         """
-        lake, files = self._opened(view, name), PyFileSystem(self._files())
+        lake, files = self._opened(view, name), self._files()
         merge, schema = lake.metadata().configuration[_MERGE], pa.schema(lake.schema().to_arrow())
         folder = FileSelector(f"{_place(name)}/{_WRITTEN}", allow_not_found=True)
         found = sorted(each.path for each in files.get_file_info(folder))
@@ -200,7 +210,8 @@ class LakeRows:
             piece = written[start : start + _PIECE]
             # The first one comes last, and is chosen where a call was made again.
             read = [pq.read_table(files.open_input_file(path)) for path in reversed(piece)]
-            _merge(lake, merge, pa.concat_tables(each.cast(schema) for each in read))
+            given = pa.concat_tables(each.cast(schema) for each in read)
+            _merge(self._path(name), lake, merge, given)
             for path in piece:
                 with suppress(FileNotFoundError):
                     files.delete_file(path)
@@ -213,17 +224,22 @@ def _place(name: str) -> str:
     return f"{version[1]}/_{name}" if version else name
 
 
+def _dataset(path: str, lake: DeltaTable) -> ds.Dataset:
+    """The rows of a table, by the filesystem that lets other threads go on."""
+    return lake.to_pyarrow_dataset(filesystem=filesystem_of(path))
+
+
 def _last(rows: pa.Table, *names: str) -> pa.Table:
     """The last one of the rows that have these values alike."""
     numbered = rows.select(names).append_column("place", pa.array(np.arange(len(rows))))
     return rows.take(numbered.group_by(names).aggregate([("place", "max")])["place_max"])
 
 
-def _merge(lake: DeltaTable, merge: str, given: pa.Table) -> None:
+def _merge(path: str, lake: DeltaTable, merge: str, given: pa.Table) -> None:
     """Write rows and deletions over lower versions, or add them and end the states before them."""
     names = (_KEY,) if merge == "row" else (_KEY, _VERSION)
     if merge == "periods":
-        rows = _ended(lake, given)
+        rows = _ended(_dataset(path, lake), given)
     else:
         rows = _last(given.sort_by(_VERSION) if merge == "row" else given, *names)
     alike = " AND ".join(f"new.{name} = old.{name}" for name in names)
@@ -236,7 +252,7 @@ def _merge(lake: DeltaTable, merge: str, given: pa.Table) -> None:
     merger.when_not_matched_insert_all().execute()
 
 
-def _ended(lake: DeltaTable, given: pa.Table) -> pa.Table:
+def _ended(lake: ds.Dataset, given: pa.Table) -> pa.Table:
     """States and deletions that are not in a table, and other states of their keys that change.
 
     Times never decrease within a key: a change has the latest time up to its own. In whatever order
@@ -244,7 +260,7 @@ def _ended(lake: DeltaTable, given: pa.Table) -> pa.Table:
     """
     keys, columns = pc.unique(given[_KEY]), [_KEY, _VERSION, _FROM, _TO, _STATE]
     # Not by a filter of the dataset, which cannot compare the texts of files that a merge wrote.
-    scanned = lake.to_pyarrow_dataset().to_batches(columns=columns)
+    scanned = lake.to_batches(columns=columns)
     mine = [batch.filter(pc.is_in(batch[_KEY], keys)) for batch in scanned]
     known = pa.Table.from_batches(mine, given.select(columns).schema)
     there = [t.append_column(_THERE, pa.repeat(t is known, len(t))) for t in (given, known)]
@@ -277,7 +293,7 @@ def _moments(micros: npt.NDArray[np.int64]) -> pa.Array:
 
 def shown_version(path: str) -> str | None:
     """What readers see: the table of a version, `@`, and its commit; ``None``: no view."""
-    if not DeltaTable.is_deltatable(path):
+    if not is_table(path):
         return None
     found: str | None = table_of(path).history(1)[0].get(_SHOWN)
     return found
@@ -289,7 +305,13 @@ def _show(path: str, name: str, lake: DeltaTable, *, is_shown: bool) -> None:
     No file is removed and added by one commit: programs differ in what they make of that.
     """
     schema = Schema([field for field in lake.schema().fields if field.name != _STATE])
-    table = DeltaTable.create(path, schema, mode="ignore", configuration=_PROPERTIES)
+    table = DeltaTable.create(
+        path,
+        schema,
+        mode="ignore",
+        configuration=_PROPERTIES,
+        storage_options=options_of(path),
+    )
     if "timestamp_ntz" in schema.to_json() and "Ntz" not in str(table.protocol()):
         naive = TableFeatures.TimestampWithoutTimezone
         table.alter.add_feature(naive, allow_protocol_versions_increase=True)

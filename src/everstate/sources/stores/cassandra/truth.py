@@ -100,7 +100,6 @@ class CassandraTruth:
             before, after = drifted.logged_state, head.state
             if head.version != drifted.stored or (before is None and after is None):
                 return ()
-            kind = Kind.UPDATED if after is not None else Kind.DELETED
             row = PreparedRow(
                 drifted.key,
                 after,
@@ -110,7 +109,7 @@ class CassandraTruth:
                 None,
             )
             version = max(head.version, drifted.logged) + 1
-            kind = Kind.CREATED if before is None else kind
+            kind = Kind.between(before, after)
             return (WriteStep(version, kind, row, before, chained=False),)
 
         _, steps = partitions.move(drifted.key, plan)
