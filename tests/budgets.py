@@ -26,7 +26,7 @@ SLACK_S: Final = 5.0
 UNLISTED_S: Final = 2.0
 """The budget of a file that the list does not name."""
 _ALONE: Final = ("cassandra", "opensearch")
-_TOGETHER: Final = (*_ALONE, "connect", "mariadb")
+_TOGETHER: Final = (*_ALONE, "connect", "mariadb", "mysql")
 """Servers that only one worker should start: the files that use them run one after the other."""
 _ROUNDS: Final = 5
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import psycopg
@@ -30,6 +31,9 @@ from kit.settings import altered
 
 UNAVAILABLE = placeholder_of(OWN_SETTING).text
 TABLES = ("customers", "orders", "notes")
+TRUSTING = ssl.create_default_context()
+"""TLS with any certificate: MySQL makes itself one."""
+TRUSTING.check_hostname, TRUSTING.verify_mode = False, ssl.CERT_NONE
 LONG = 9_000
 """Characters that PostgreSQL keeps outside the row, when they do not compress."""
 
@@ -78,7 +82,7 @@ class PostgresSource:
 
 @dataclass
 class MariaSource:
-    """A database of the run's MariaDB."""
+    """A database of the run's MariaDB, or of its MySQL."""
 
     dsn: str
     kind: DatabaseKind = "mariadb"
@@ -97,6 +101,7 @@ class MariaSource:
                 password=parts.password or "",
                 database=self.schema,
                 charset="utf8mb4",
+                ssl=TRUSTING if self.kind == "mysql" else None,
             )
         )
 
@@ -119,15 +124,29 @@ class MariaSource:
             return list(cursor.fetchall())
 
 
-def maria_source(url: str) -> Iterator[MariaSource]:
-    """A new database of a MariaDB server, dropped in the end."""
+def maria_source(url: str, kind: DatabaseKind = "mariadb") -> Iterator[MariaSource]:
+    """A new database of a server of MariaDB or MySQL, dropped in the end."""
     name = f"t{uuid.uuid4().hex[:12]}"
-    admin = MariaSource(url)
+    admin = MariaSource(url, kind)
     admin.run(f"CREATE DATABASE {name}")
     try:
-        yield MariaSource(f"{url.rpartition('/')[0]}/{name}")
+        yield MariaSource(f"{url.rpartition('/')[0]}/{name}", kind)
     finally:
         admin.run(f"DROP DATABASE {name}")
+
+
+def source_of(request: pytest.FixtureRequest) -> Iterator[Source]:
+    """An empty database of the kind that is the fixture's parameter."""
+    if request.param == "postgresql":
+        yield PostgresSource(request.getfixturevalue("database"))
+    elif request.param == "mariadb":
+        yield from maria_source(request.getfixturevalue("mariadb"))
+    else:
+        yield from maria_source(request.getfixturevalue("mysql"), "mysql")
+
+
+OF_MYSQL: Final = pytest.param("mysql", marks=pytest.mark.full)
+"""Only in the full tier, since its server is the newest one that Debian has."""
 
 
 def capture_config(base: Config, prefix: str, **options: Any) -> Config:

@@ -7,12 +7,13 @@ the database itself prints; `docs/generate.py` writes its part of `docs/referenc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Final
 from uuid import UUID
 
+import msgspec
 from pydantic import Field, NaiveDatetime
 
 from column_forms import (
@@ -496,7 +497,22 @@ MARIADB: Final = {
         values=("ST_GeomFromText('GEOMETRYCOLLECTION(POINT(1 1))')",),
     ),
 }  # fmt: skip
-COLUMNS: Final = {"PostgreSQL": POSTGRES, "MariaDB": MARIADB}
+_SEEN: Final = "concat(ST_SRID({0}), ' ', hex(ST_AsWKB({0}, 'axis-order=long-lat')))"
+MYSQL: Final = {
+    name: replace(column, printed=_SEEN) if column.field is Shape else column
+    for name, column in MARIADB.items()
+} | {
+    "length": Column(
+        type="time(6)", values=(NULL, "'838:59:59'", "'-00:00:00.000001'"), **_CLOCK
+    ),
+    "js": Column(
+        type="json", field=str, types="json", form="the JSON without blanks",
+        of_text=lambda text: msgspec.json.encode(msgspec.json.decode(text)).decode(),
+        values=(NULL, '\'{"a": 1.10, "b": [1, "é", null, true, 1e100], "": {}}\'',
+                "JSON_OBJECT('n', 18446744073709551615, 'd', CAST('1.10' AS DECIMAL(9,2)))"),
+    ),
+}  # fmt: skip
+COLUMNS: Final = {"PostgreSQL": POSTGRES, "MariaDB": MARIADB, "MySQL": MYSQL}
 _SAME: Final = (
     "A null arrives as null. A value is the same in a snapshot and in the stream, and the same as "
     "the database prints it. "
@@ -506,6 +522,10 @@ INTRODUCTION: Final = {
     "add` shows. A subnormal `real` may have one digit more (`1.4e-45` for `1e-45`).",
     "MariaDB": f"{_SAME}A date that may be null needs a strict `sql_mode`, or `types`; a `year` "
     "needs the CHECK that `cdc add` shows, or `types`.",
+    "MySQL": f"{_SAME}A date that may be null needs a strict `sql_mode`, or `types`; a `year` "
+    "needs the CHECK that `cdc add` shows, or `types`. A point of a geographic SRID has its "
+    "longitude first. A `json` column with a field of text needs `types`."
+    " A time within JSON has its fraction in a snapshot, and not in a change.",
 }
 REFUSED: Final = {
     "PostgreSQL": {
@@ -547,6 +567,10 @@ REFUSED: Final = {
         "uuid": "another uuid for a change than the table has",
         "inet4": "cannot read a table with a column of type inet4",
         "inet6": "cannot read a table with a column of type inet6",
+    },
+    "MySQL": {
+        "float": "snapshots round a float to six digits",
+        "year": "no CHECK of the table keeps it out",
     },
 }
 """Type of a column → why `cdc add` refuses a field of it."""

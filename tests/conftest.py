@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kit.opensearch import OpenSearchServer
     from kit.served_cassandra import ServedCassandra
     from kit.served_kafka import ServedKafka
+    from kit.served_mysql import MySqlServer
     from kit.served_redis import ServedRedis
     from kit.served_store import ServedStore
     from kit.view_postgres import PostgresKeptOrders
@@ -66,6 +67,7 @@ _MARKS = {
     "kafka_views": ("kafka",),
     "connect": ("connect",),
     "mariadb": ("mariadb",),
+    "mysql_server": ("mysql",),
     "opensearch": ("opensearch",),
     "s3": ("s3",),
 }
@@ -337,6 +339,21 @@ def mariadb(stack: RunningStack) -> Iterator[str]:
     """MariaDB for the whole run; the URL of its administrator."""
     for running in _with_server(stack, "mariadb"):
         yield mariadb_url(running.servers, running.config.project.data_dir)
+
+
+@pytest.fixture(scope="session")
+def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MySqlServer]:
+    """MySQL for the whole run, beside the stack."""
+    from kit.served_mysql import MySqlServer
+
+    with MySqlServer.alone(tmp_path_factory.mktemp("mysql")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql(mysql_server: MySqlServer) -> str:
+    """The URL of the administrator of that server."""
+    return mysql_server.url
 
 
 def _with_server(stack: RunningStack, name: str) -> Iterator[RunningStack]:

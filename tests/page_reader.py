@@ -247,7 +247,8 @@ def run_here(argv: list[str], folder: Path, env: Mapping[str, str]) -> tuple[int
 
                 cli(argv[1:], prog_name="everstate")
             elif argv[1] == "-c":
-                exec(compile(argv[2], "<page>", "exec"), {"__name__": "__main__"})
+                compiled = compile(argv[2], "<page>", "exec", dont_inherit=True)
+                exec(compiled, {"__name__": "__main__"})
             else:
                 sys.argv = argv[1:]
                 runpy.run_path(str(folder / argv[1]), run_name="__main__")
@@ -264,6 +265,11 @@ def as_if_alone(folder: Path, env: Mapping[str, str]) -> Iterator[None]:
     """A process of our own, as far as a command can see: folder, environment, modules, logging."""
     log = logging.getLogger("everstate")
     kept = log.handlers, log.propagate, log.level, sys.path[:], sys.argv, Path.cwd()
+    start = f"{folder}{os.sep}"
+    for name in [path.stem for path in folder.glob("*.py")]:
+        # Another test's project may have a module of this name.
+        if not str(getattr(sys.modules.get(name), "__file__", start)).startswith(start):
+            del sys.modules[name]
     try:
         with mock.patch.dict(os.environ, env):
             os.chdir(folder)
@@ -274,7 +280,7 @@ def as_if_alone(folder: Path, env: Mapping[str, str]) -> Iterator[None]:
         log.setLevel(level)
         os.chdir(before)
         for name, module in list(sys.modules.items()):
-            if str(getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
+            if str(getattr(module, "__file__", None) or "").startswith(start):
                 del sys.modules[name]
 
 

@@ -28,7 +28,7 @@ _JVMS: Final = (
     ("org.apache.spark.deploy.SparkSubmit", "spark"),
     ("OpenSearchServer.java", "opensearch"),
 )
-SERVERS: Final = {"mariadbd", "redis-server", "versitygw"}
+SERVERS: Final = {"mariadbd", "mysqld", "redis-server", "versitygw"}
 """Programs that are a server whatever their arguments are."""
 _LAUNCHER: Final = "org.apache.spark.launcher.Main"
 """Builds the command line of Spark's JVM, and is gone in a moment, as is who asks for a version."""

@@ -65,6 +65,7 @@ SAME: dict[str, Rule] = {
         lambda text: int(text, 2), lambda told: int.from_bytes(base64.b64decode(told), "little")
     ),
     "json": Rule(json.loads),  # of to_json(…), for arrays and hstore
+    "document": Rule(json.loads, json.loads),
 }  # fmt: skip
 """All rules of comparison. Everything else is the printed text itself."""
 
@@ -285,4 +286,7 @@ MARIADB = (
     Kind("blob", str, "hex", lambda c: f"x'{octets(c).hex()}'", shown=_HEX),
     Kind("bit(1)", bool, "truth", one_of("b'0'", "b'1'"), shown="{} + 0"),
 )  # fmt: skip
-KINDS = {"postgresql": POSTGRES, "mariadb": MARIADB}
+MYSQL = tuple(
+    kind._replace(same="document", unit="json") if kind.type == "json" else kind for kind in MARIADB
+)
+KINDS = {"postgresql": POSTGRES, "mariadb": MARIADB, "mysql": MYSQL}

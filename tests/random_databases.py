@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pymysql
 
+from capture_cases import TRUSTING
 from everstate.declarations.captures import DatabaseKind
 from random_columns import quoted
 
@@ -133,7 +134,7 @@ class Postgres:
 
 @dataclass
 class Maria:
-    """A database of MariaDB."""
+    """A database of MariaDB, or of MySQL."""
 
     dsn: str
     schema: str
@@ -154,7 +155,7 @@ class Maria:
         chosen = (
             "time_zone = '+05:45'", "time_zone = '-09:00'", "sql_mode = 'ANSI_QUOTES'",
             "sql_mode = 'STRICT_ALL_TABLES,PIPES_AS_CONCAT'", "sql_mode = ''",
-            "tx_isolation = 'SERIALIZABLE'", "foreign_key_checks = OFF",
+            "transaction_isolation = 'SERIALIZABLE'", "foreign_key_checks = OFF",
         )  # fmt: skip
         return [f"SET SESSION {each}" for each in chosen]
 
@@ -164,6 +165,7 @@ class Maria:
             host=parts.hostname, port=parts.port or 3306, user=parts.username,
             password=parts.password or "", database=self.schema, charset="utf8mb4",
             init_command="SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES'",
+            ssl=TRUSTING if self.kind == "mysql" else None,
         )  # fmt: skip
 
     def two_phases(self, connection: Any, number: int, *, is_kept: bool) -> Iterator[None]:

@@ -75,3 +75,4 @@ KEYS: dict[DatabaseKind, dict[str, KeyShape]] = {
         "unique": one_column("int NOT NULL", int, str, constraint="UNIQUE ({})", declared=True),
     },
 }  # fmt: skip
+KEYS["mysql"] = KEYS["mariadb"]

@@ -29,6 +29,9 @@ _NAMES = (("plain{}", "plain{}"), ("orderNo{}", "order_no{}"), ("unit price {}",
           ("größe{}", "größe{}"), ("select{}", "select{}"), ("x-{}", "mapped_{}"))  # fmt: skip
 _SUFFIXES = ("", " lines", "Ö", "'s", "Select", "$a")
 _REFUSED_SUFFIXES = {"postgresql": (",x", '"q"', "(2)"), "mariadb": (",x", "(2)")}
+_REFUSED_SUFFIXES["mysql"] = _REFUSED_SUFFIXES["mariadb"]
+_LARGE_IN_MYSQL = ("text", "longtext", "blob", "json")
+"""Types whose default is an expression."""
 _NULLS = 0.25
 _TWO_PHASES = 0.1
 """How many transactions are prepared first."""
@@ -121,7 +124,7 @@ class World:
             # A table in which each of the planted defects shows.
             text = next(each for each in KINDS[kind] if each.type == "text")
             columns.append(Column("note", "note", text, False, "'MANUAL'"))
-        if kind == "mariadb":
+        if kind != "postgresql":
             if number >= self.sure and chance.random() < 0.1:
                 shape, refused = one_column("int", int, str, constraint=""), "no primary key"
         else:
@@ -201,6 +204,8 @@ class World:
             lines.append("twice int GENERATED ALWAYS AS (id % 1000 * 2) STORED")
         for each in table.columns:
             default = "" if each.default is None else f" DEFAULT {each.default}"
+            if default and self.database.kind == "mysql" and each.kind.type in _LARGE_IN_MYSQL:
+                default = f" DEFAULT ({each.default})"
             # The first timestamp of MariaDB would be NOT NULL otherwise.
             null = " NOT NULL" if each.is_required else " NULL"
             lines.append(f"{quote(each.name)} {each.kind.type}{null}{default}")
@@ -343,7 +348,7 @@ class World:
     def _shift(self, cursor: Any, table: RandomTable) -> None:
         """Each row gets the key of the next one, in one statement where the key allows it."""
         name = self.database.name(table.name)
-        if self.database.kind == "mariadb":
+        if self.database.kind != "postgresql":
             self._run(cursor, f"UPDATE {name} SET id = id + 1 ORDER BY id DESC")
         elif "DEFERRABLE" in table.key.constraint:
             self._run(cursor, f"UPDATE {name} SET id = id + 1")

@@ -22,7 +22,7 @@ from everstate.log.topics import TopicNames, Topics
 from everstate.views.core import apply_range
 from hand_archive import HandArchive
 from kit.changes import change_of
-from kit.view_orders import ORDER, START, TELLER, VIEWS, Logged, ViewedOrder, planned
+from kit.view_orders import START, TELLER, VIEWS, Logged, ViewedOrder, planned
 from kit.view_postgres import PostgresKeptOrders
 
 PARTITIONS = 3
@@ -43,18 +43,20 @@ class Orders:
     config: Config
     kept: PostgresKeptOrders
     app: App = field(default_factory=orders_app)
+    entity: str = "order"
+    """Name of the entity type; its model is that of orders."""
     versions: dict[str, tuple[int, ViewedOrder | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.codec = ChangeCodec(ORDER)
+        self.codec = ChangeCodec(self.app.entities[self.entity])
         # One for all: a broker takes half a second to admit a producer.
         self._producer, self._sending = Producer(self.config), threading.Lock()
-        self.topic = TopicNames(self.config.log.prefix).changes("order")
+        self.topic = TopicNames(self.config.log.prefix).changes(self.entity)
         with Topics(self.config) as topics:
-            topics.ensure(["order"])
+            topics.ensure([self.entity])
             self.kept.reset(PARTITIONS)
             self.identity = topics.identity(self.topic)
-        self.kept.control.check_topic_identity("order", self.topic, self.identity)
+        self.kept.control.check_topic_identity(self.entity, self.topic, self.identity)
 
     def change(self, key: str, **fields: Any) -> OutRecord:
         """The next change of an order; without fields it is deleted."""
@@ -62,7 +64,7 @@ class Orders:
         now = ViewedOrder(order_id=key, **fields) if fields else None
         self.versions[key] = (version + 1, now)
         times = {"occurred_at": START, "recorded_at": START + timedelta(minutes=1)}
-        made = change_of("order", key, version + 1, now, before, who=TELLER, **times)
+        made = change_of(self.entity, key, version + 1, now, before, who=TELLER, **times)
         return OutRecord(self.topic, *self.codec.encode(made))
 
     def send(self, *records: OutRecord) -> None:
@@ -137,7 +139,7 @@ class Orders:
     def archive(self, ends: dict[int, int]) -> HandArchive:
         """An archive of the log up to some offsets."""
         ids = (self.identity.cluster_id, self.identity.topic_id)
-        made = HandArchive(self.config, "order", ids)
+        made = HandArchive(self.config, self.entity, ids)
         made.begin(dict.fromkeys(range(PARTITIONS), 0))
         with Consumer(self.config) as consumer:
             records = [r for p, end in ends.items() for r in consumer.read(self.topic, p, 0, end)]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from everstate.changes.derived import joined as joined
     from everstate.changes.derived import notices_of as notices_of
     from everstate.changes.derived import patch_of as patch_of
+    from everstate.changes.fields import Formerly as Formerly
     from everstate.changes.triggers import when as when
     from everstate.config import Config as Config
     from everstate.config import load as load

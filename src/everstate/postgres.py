@@ -362,6 +362,14 @@ def _refused_query(cause: psycopg.Error) -> NoViews | InvalidQuery:
     return InvalidQuery(f"the views' database refused the query: {first_line(cause)}.")
 
 
+def has_ended(connection: Connection) -> bool:
+    """Whether a connection's transaction was committed or rolled back, or is lost with it."""
+    return connection.pgconn.transaction_status in (
+        pq.TransactionStatus.IDLE,
+        pq.TransactionStatus.UNKNOWN,
+    )
+
+
 def _has_input(connection: Connection) -> bool:
     """Whether the server sent something: over an idle connection only that it closes it."""
     # `select` takes no file numbers beyond 1,023, which a server with many clients has.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +11,14 @@ from pydantic import BaseModel
 
 from capture_cases import (
     CONNECTED,
-    PostgresSource,
+    OF_MYSQL,
     Source,
     Writer,
     capture_of,
     eventually,
     make_tables,
-    maria_source,
     raw_rows,
+    source_of,
     table_rows,
     without_nulls,
 )
@@ -66,16 +67,13 @@ ENTITIES = {
 }
 
 
-KINDS = ["postgresql", pytest.param("mariadb", marks=pytest.mark.full)]
-"""MariaDB's connector goes the same ways; in the full run it is disturbed too."""
+KINDS = ["postgresql", pytest.param("mariadb", marks=pytest.mark.full), OF_MYSQL]
+"""The other connectors go the same ways; in the full run they are disturbed too."""
 
 
 @pytest.fixture(params=KINDS)
 def source(request: pytest.FixtureRequest) -> Iterator[Source]:
-    if request.param == "postgresql":
-        yield PostgresSource(request.getfixturevalue("database"))
-    else:
-        yield from maria_source(request.getfixturevalue("mariadb"))
+    yield from source_of(request)
 
 
 def cleaner(config: Config, capturing: Capturing) -> Cleaner:
@@ -108,8 +106,9 @@ def test_the_checker_sees_a_hole_a_double_and_a_broken_chain() -> None:
 
 @pytest.mark.timeout(600)
 def test_the_changelog_equals_the_tables_whatever_is_killed(
-    connect: Any, stack: Any, config: Config, source: Source
+    connect: Any, stack: Any, config: Config, source: Source, request: pytest.FixtureRequest
 ) -> None:
+    database = server_of(request, stack, source)
     make_tables(source)
     source.run("ALTER TABLE customers ADD COLUMN phone varchar(20)")
     capturing = Capturing(config, capture_of(source), local=True, entities=ENTITIES)
@@ -120,7 +119,7 @@ def test_the_changelog_equals_the_tables_whatever_is_killed(
         capturing.add()
         role = CleanRole(lambda: cleaner(config, capturing), capturing)
         try:
-            break_things(connect, stack, source, writer, role, capturing)
+            break_things(connect, database, source, writer, role, capturing)
             writer.stop()
             snapshot(config, capturing, table="customers", where="id <= 10")
             wanted = without_nulls(table_rows(source))
@@ -138,8 +137,26 @@ def test_the_changelog_equals_the_tables_whatever_is_killed(
         assert all(change["provenance"]["serviceName"] for change in changes)
 
 
+def server_of(
+    request: pytest.FixtureRequest, stack: Any, source: Source
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """What stops and starts the server of the database."""
+    if source.kind == "mysql":
+        server = request.getfixturevalue("mysql_server")
+        return server.kill, server.start
+    servers, name = stack.servers, "postgres"
+    if source.kind == "mariadb":
+        servers, name = type(servers)(stack.given, also=("mariadb",)), "mariadb"
+    return partial(servers.stop, (name,)), servers.start
+
+
 def break_things(
-    connect: Any, stack: Any, source: Source, writer: Writer, role: CleanRole, capturing: Capturing
+    connect: Any,
+    database: tuple[Callable[[], object], Callable[[], object]],
+    source: Source,
+    writer: Writer,
+    role: CleanRole,
+    capturing: Capturing,
 ) -> None:
     """Everything that the acceptance names, while the writer writes."""
     writer.wait(40)
@@ -156,13 +173,10 @@ def break_things(
     role.end()
     role.begin()
     writer.wait(20)
-    servers = stack.servers
-    name = "postgres" if source.kind == "postgresql" else "mariadb"
-    if name == "mariadb":
-        servers = type(servers)(stack.given, also=("mariadb",))
-    servers.stop((name,))
+    stop, start = database
+    stop()
     assert eventually(lambda: capturing.status().connected is None, 20)
     assert not capturing.status().well, "RUNNING does not mean connected"
-    servers.start()
+    start()
     writer.wait(40)
     assert eventually(lambda: capturing.status().well, 60), capturing.status()

@@ -48,7 +48,8 @@ pytestmark = LOSING
 
 SEED = int(os.environ.get("FAULT_SEED") or (time.time_ns() % 2**32 if TIER.is_full else 44))
 TABLES, ROWS, TRANSACTIONS = counted(10, full=40), 4, counted(15, full=250)
-ROUNDS: list[DatabaseKind] = ["postgresql", "postgresql", "postgresql", "postgresql", "mariadb"]
+_POSTGRES: list[DatabaseKind] = ["postgresql"] * 4
+ROUNDS: list[DatabaseKind] = [*_POSTGRES, "mariadb", "mysql"]
 UNSEEN = counted(3, full=12)
 """Statements that change rows without row events, each time."""
 KINDS = counted(ROUNDS[:1], full=ROUNDS)
@@ -92,8 +93,8 @@ def database_of(
         dsn = request.getfixturevalue("database")
         yield Postgres(dsn), dsn
         return
-    for source in maria_source(request.getfixturevalue("mariadb")):
-        yield Maria(source.dsn, source.schema), source.dsn
+    for source in maria_source(request.getfixturevalue(kind), kind):
+        yield Maria(source.dsn, source.schema, kind), source.dsn
 
 
 @pytest.mark.timeout(counted(300, full=1200))

@@ -64,6 +64,7 @@ QUERIES = {
     "/v1/order/{key}/explain": ["", "?version=1"],
     "/query/v1/order": ["", "?where=quantity>0&order=-quantity"],
     "/v1/order": ["", "?status=open"],
+    "/feed/v1/{entities}": ["?since=beginning", "?since=beginning&thin=true"],
     "/console/{entity}/{key}": [
         *("", "?version=1", "?part=1", "?format=json", "?explain=1", "?explain=1&field=region"),
     ],
@@ -87,7 +88,8 @@ def paths(orders: Orders, client: httpx.Client) -> Iterator[str]:
                 is_of_a_view = path.endswith("/views/{name}") or "{view}" in path
                 for name in ("order_latest", "by_region") if is_of_a_view else ("",):
                     given = {"entity": "order", "key": "k1", "field": "region", "feed": feed}
-                    yield path.format(**given, page="0", name=name, view=name) + query
+                    given |= {"name": name, "view": name, "entities": "order,order"}
+                    yield path.format(**given, page="0") + query
 
 
 def leaks(text: str) -> list[str]:

@@ -41,6 +41,7 @@ class Need(NamedTuple):
 
 ENTITY_READ, ENTITY_WRITE = Need(("read",), "entity"), Need(("write",), "entity")
 OPERATE = Need(("operate",), "all types")
+SEVERAL = Need(("read",), "all types")
 DEAD = Need(("operate", "read"), "all types")
 ANY, EVERYONE = Need((), "any caller"), Need((), "everyone")
 
@@ -84,6 +85,9 @@ NEEDS: dict[tuple[str, str], Need] = {
     ("GET", "/feed/v1/{entity}"): ENTITY_READ,
     ("GET", "/feed/v1/{entity}/{feed}"): ENTITY_READ,
     ("GET", "/feed/v1/{entity}/{feed}/{page}"): ENTITY_READ,
+    ("GET", "/feed/v1/{entities}"): SEVERAL,
+    ("GET", "/stream/v1/{entities}"): SEVERAL,
+    ("WebSocket", "/stream/v1/{entities}"): SEVERAL,
     ("GET", "/stream/v1/{entity}"): ENTITY_READ,
     ("WebSocket", "/stream/v1/{entity}"): ENTITY_READ,
     ("GET", "/views/v1"): ANY,
@@ -164,7 +168,7 @@ def asked(routes: Iterable[BaseRoute], types: Sequence[str] = TYPES) -> Iterator
 
 def _filled(path: str) -> str:
     values = {"key": "k1", "field": "name", "feed": f"{'0' * 16}-0", "page": "0", "name": "x.css"}
-    return path.format(**values)
+    return path.format(**values, entities="guest,visit")
 
 
 def unknown_routes(api: FastAPI) -> list[str]:

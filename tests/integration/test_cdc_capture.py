@@ -21,18 +21,19 @@ from pydantic import BaseModel, Field, NaiveDatetime
 from capture_cases import (
     CONNECTED,
     LONG,
+    OF_MYSQL,
     UNAVAILABLE,
     PostgresSource,
     Source,
     capture_of,
     eventually,
     make_tables,
-    maria_source,
     raw_count,
     raw_records,
     raw_rows,
     removed,
     settled,
+    source_of,
     table_rows,
     without_nulls,
 )
@@ -54,17 +55,14 @@ from everstate.sources.cdc.status import CaptureStatus
 
 pytestmark = CONNECTED
 
-KINDS = ("postgresql", "mariadb")
+KINDS = ("postgresql", "mariadb", OF_MYSQL)
 OF_POSTGRES = pytest.mark.parametrize("source", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(params=KINDS)
 def source(request: pytest.FixtureRequest) -> Iterator[Source]:
     """An empty database of each kind."""
-    if request.param == "postgresql":
-        yield PostgresSource(request.getfixturevalue("database"))
-    else:
-        yield from maria_source(request.getfixturevalue("mariadb"))
+    yield from source_of(request)
 
 
 @pytest.fixture
@@ -300,7 +298,9 @@ def test_a_cluster_of_your_own_needs_a_reference_for_the_password(
     foreign.remove(drop=True, topics=True)
 
 
+@pytest.mark.parametrize("source", ["postgresql", "mariadb"], indirect=True)
 def test_a_connector_that_fails_says_why(config: Config, source: Source) -> None:
+    """At a wrong setting of MySQL's connector (3.6.1) Connect fails itself, and names none."""
     make_tables(source)
     wrong = capture_of(source, settings={"snapshot.mode": "sometimes"})
     capturing = Capturing(config, wrong, local=True)

@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from capture_cases import (
     CONNECTED,
     LONG,
-    PostgresSource,
+    OF_MYSQL,
     Source,
     Writer,
     eventually,
     make_tables,
-    maria_source,
     removed,
+    source_of,
 )
 from clean_role import CleanRole, PlainCleaner, newest
 from everstate.app import App
@@ -50,13 +50,10 @@ class Note(BaseModel):
     body: str | None = None
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
+@pytest.fixture(params=["postgresql", "mariadb", OF_MYSQL])
 def source(request: pytest.FixtureRequest) -> Iterator[Source]:
     """An empty database of each kind."""
-    if request.param == "postgresql":
-        yield PostgresSource(request.getfixturevalue("database"))
-    else:
-        yield from maria_source(request.getfixturevalue("mariadb"))
+    yield from source_of(request)
 
 
 @contextmanager
@@ -64,7 +61,7 @@ def unseen(source: Source) -> Iterator[list[str]]:
     """Run the statements that are added, so that no connector sees them."""
     statements: list[str] = []
     yield statements
-    if source.kind == "mariadb":
+    if source.kind != "postgresql":
         source.run("SET sql_log_bin = 0", *statements)
         return
     with closing(psycopg.connect(source.dsn, autocommit=True)) as connection:

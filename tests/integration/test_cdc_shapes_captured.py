@@ -315,7 +315,7 @@ def test_a_snapshot_of_a_name_with_a_blank_goes_on_when_its_connector_starts_aga
         worker.resume(connector)
         assert eventually(lambda: capturing.failure() is not None), capturing.status()
         assert capturing.restart_failed() is None, "no table is given up"
-        assert eventually(lambda: len(list(raw_records(config))) == 4), capturing.status()
+        assert eventually(lambda: len(list(raw_records(config))) == 4), capturing.failure()
         assert capturing.status().well
         assert [name for name, _ in raw_records(config)][2:] == ["order lines", "more"]
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
-from capture_cases import PostgresSource, Source, capture_config, eventually, maria_source
+from capture_cases import OF_MYSQL, Source, capture_config, eventually, source_of
 from clean_role import CleanRole, PlainCleaner, broken_laws, changelog
 from everstate.app import App
 from everstate.config import Config
@@ -47,6 +47,7 @@ FILLED = "INSERT INTO {0} SELECT i, concat('{0} ', i) FROM ({1}) AS t WHERE i BE
 NUMBERS = {
     "postgresql": "SELECT i FROM generate_series(0, 99) i",
     "mariadb": "SELECT seq AS i FROM seq_0_to_99",
+    "mysql": "WITH RECURSIVE s (i) AS (SELECT 0 UNION SELECT i + 1 FROM s WHERE i < 99) TABLE s",
 }
 
 
@@ -57,7 +58,7 @@ def filled(kind: DatabaseKind, table: str, first: int = 0, last: int = 29) -> st
 def parted(kind: DatabaseKind, table: str) -> list[str]:
     """A table of 30 rows in three partitions: 0, 1 and 2."""
     head, bounds = PLAIN.format(table), [(10 * part, 10 * part + 10) for part in range(3)]
-    if kind == "mariadb":
+    if kind != "postgresql":
         parts = [f"PARTITION p{n} VALUES LESS THAN ({end})" for n, (_, end) in enumerate(bounds)]
         return [f"{head} PARTITION BY RANGE (id) ({', '.join(parts)})", filled(kind, table)]
     made = [
@@ -80,7 +81,7 @@ def altered(kind: DatabaseKind) -> Changes:
     """What adds or changes rows: the table is read again."""
     remade = ["ALTER TABLE remade DROP COLUMN note, ADD COLUMN note varchar(20) DEFAULT 'anew'"]
     found = {"remade": (plain(kind, "remade"), remade)}
-    if kind == "mariadb":
+    if kind != "postgresql":
         return found
     more = [PLAIN.format("more"), filled(kind, "more", 30, 39)]
     mood = "CREATE TYPE mood AS ENUM ('sad', 'glad')"
@@ -98,7 +99,7 @@ def altered(kind: DatabaseKind) -> Changes:
 def emptied(kind: DatabaseKind) -> Changes:
     """What may take rows away: it is told until all are read in a new epoch."""
     other = [PLAIN.format("other"), filled(kind, "other", 15, 19)]
-    if kind == "mariadb":
+    if kind != "postgresql":
         swap = "ALTER TABLE exchanged EXCHANGE PARTITION p1 WITH TABLE other"
         fresh = ["ALTER TABLE renamed RENAME TO old", "ALTER TABLE fresh RENAME TO renamed"]
         return {
@@ -153,7 +154,7 @@ def routine(kind: DatabaseKind) -> Changes:
     """What takes no row away of which the log says nothing."""
     whole = (parted(kind, "whole"), ["TRUNCATE TABLE whole", filled(kind, "whole", 3, 9)])
     kept = plain(kind, "kept")
-    if kind == "mariadb":
+    if kind != "postgresql":
         later = "ALTER TABLE whole ADD PARTITION (PARTITION p3 VALUES LESS THAN (40))"
         return {"whole": (whole[0], [*whole[1], later]), "kept": (kept, ["OPTIMIZE TABLE kept"])}
     later = "CREATE TABLE large_3 PARTITION OF large FOR VALUES FROM (30) TO (40)"
@@ -171,17 +172,14 @@ def routine(kind: DatabaseKind) -> Changes:
 @pytest.fixture
 def source(request: pytest.FixtureRequest) -> Iterator[Source]:
     """An empty database of each kind."""
-    if request.param == "postgresql":
-        yield PostgresSource(request.getfixturevalue("database"))
-    else:
-        yield from maria_source(request.getfixturevalue("mariadb"))
+    yield from source_of(request)
 
 
 def run(source: Source, changes: Changes) -> None:
     """Run what changes the tables; each statement in its own transaction."""
     for _, statements in changes.values():
         for statement in statements:
-            if source.kind == "mariadb":
+            if source.kind != "postgresql":
                 # Without it, EXCHANGE PARTITION waits for a lock of its own session.
                 source.run("SET autocommit = 1", statement)
                 continue
@@ -255,7 +253,9 @@ class Rig:
 
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
-    "source", ["postgresql", pytest.param("mariadb", marks=pytest.mark.full)], indirect=True
+    "source",
+    ["postgresql", pytest.param("mariadb", marks=pytest.mark.full), OF_MYSQL],
+    indirect=True,
 )
 def test_rows_that_come_go_or_change_without_row_events_are_read_or_told(
     connect: RunningStack, topic_prefix: str, source: Source

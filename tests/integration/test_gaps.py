@@ -106,35 +106,31 @@ def test_accepting_twice_or_beside_the_late_version_changes_nothing_twice(
     assert world.wrong() == []
 
 
-@pytest.mark.parametrize("case", ["never seen", "a delete", "deleted in between", "unknown"])
-def test_the_chain_holds_over_whatever_is_missing(world: World, keeper: Keeper, case: str) -> None:
-    missing: list[tuple[str, str | None]]
-    if case == "never seen":
-        world.put("o-1", "NL", "1.00"), world.put("o-1", "BE", "2.00")
-        sent = [world.put("o-1", "FR", "3.00")]
-        missing = [("created", "2.00"), ("updated", "2.00")]
-    elif case == "a delete":
-        sent = [world.put("o-1", "NL", "1.00")]
-        world.change("o-1", None)
-        world.states["o-1"] = (2, None)
-        sent.append(world.put("o-1", "FR", "3.00"))
-        missing = [("deleted", None)]
-    elif case == "deleted in between":
-        sent = [world.put("o-1", "NL", "1.00")]
-        world.change("o-1", None), world.put("o-1", "BE", "2.00")
-        sent.append(world.put("o-1", "FR", "3.00"))
-        missing = [("updated", "1.00"), ("updated", "2.00")]
-    else:
-        world.put("o-1", "NL", "1.00"), world.change("o-1", None)
-        sent = [world.put("o-1", "FR", "3.00")]
-        missing = [("created", "3.00"), ("deleted", None)]
-    world.send(*sent)
+MISSING: dict[str, list[tuple[str, str | None]]] = {
+    "never seen": [("created", "2.00"), ("updated", "2.00")],
+    "a delete": [("deleted", None)],
+    "deleted in between": [("updated", "1.00"), ("updated", "2.00")],
+    "unknown": [("created", "3.00"), ("deleted", None)],
+}
+"""Key, and what is missing of it → kind and amount of what is written in its place."""
+
+
+def test_the_chain_holds_over_whatever_is_missing(world: World, keeper: Keeper) -> None:
+    never_seen, a_delete, between, unknown = MISSING
+    world.put(never_seen, "NL", "1.00"), world.put(never_seen, "BE", "2.00")
+    world.send(world.put(a_delete, "NL", "1.00"), world.put(between, "NL", "1.00"))
+    world.change(a_delete, None)
+    world.change(between, None), world.put(between, "BE", "2.00")
+    world.put(unknown, "NL", "1.00"), world.change(unknown, None)
+    world.send(*[world.put(key, "FR", "3.00") for key in MISSING])
     drain(keeper)
-    accept(world)
+    for key in MISSING:
+        accept(world, key)
     drain(keeper)
-    filled = [(kind, amount) for _, kind, who, _, amount in world.rows(HISTORY) if who == "clerk"]
-    assert filled == missing
-    assert world.rows(BY_COUNTRY) == [("FR", 1, Decimal("3.00"))]
+    for key, missing in MISSING.items():
+        written = world.rows(HISTORY.replace("o-1", key))
+        assert [(kind, amount) for _, kind, who, _, amount in written if who == "clerk"] == missing
+    assert world.rows(BY_COUNTRY) == [("FR", 4, Decimal("12.00"))]
     assert list_gaps(world.config) == []
     assert world.wrong() == []
 

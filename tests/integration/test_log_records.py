@@ -117,6 +117,7 @@ def test_c5_an_aborted_transaction_is_invisible_to_every_reader(config: Config, 
         assert [(row.end, row.lag_changes) for row in rows] == [(6, 6), (6, 0)]
     with Consumer(config, isolation=READ_UNCOMMITTED) as audit:
         assert [r.value for r in audit.read_topic(topic)] == [b"aborted"] * 3 + [b"committed"]
+        assert [r.value for r in audit.read_topic(topic, last=4)] == [b"aborted", b"committed"]
     producer.discard()
 
 

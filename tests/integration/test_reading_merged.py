@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from everstate.app import App
-from everstate.errors import InvalidToken, UnknownEntity
+from everstate.errors import InvalidQuery, InvalidToken, UnknownEntity
 from everstate.log.record import OutRecord
 from everstate.log.topics import TopicNames, Topics
 from everstate.serving import merged
@@ -82,9 +82,8 @@ def test_a_token_of_what_was_read_ahead_is_found(
         name = delivery.entity
         self._spots = {each: stream.spots for each, stream in self._streams.items()}
         others = {each: self._position(each) for each in BOTH if each != name}
-        old = delivery.stream
-        made = merged._OneOfSeveral(name, old.mark, old.codec, others)
-        return replace(delivery, stream=made, others=self._spots[name])
+        stream = replace(delivery.stream, others=others)
+        return replace(delivery, stream=stream, others=self._spots[name])
 
     both.send(60, seed=1)
     monkeypatch.setattr(merged.MergedChanges, "_delivered", ahead)
@@ -157,3 +156,5 @@ def test_a_token_of_one_entity_type_is_not_enough(both: Both) -> None:
         both.app.changes(BOTH, since=one.token, raw=True, config=config)
     with pytest.raises(UnknownEntity):
         both.app.changes(["order", "chair"], since="now", config=config)
+    with pytest.raises(InvalidQuery, match="no entity type is named"):
+        both.app.changes([], since="now", config=config)

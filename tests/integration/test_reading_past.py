@@ -126,21 +126,6 @@ def rows_of(found: Any) -> dict[str, tuple[int, Decimal]]:
     return {row.country: (row.orders, row.amount) for row in found.collect()}
 
 
-def test_a_session_keeps_its_own_tables_whatever_their_names(world: History) -> None:
-    mine = world.spark.createDataFrame([(1,)], "mine int")
-    mine.createOrReplaceTempView("ordr")
-    try:
-        view = everstate.read(world.spark, "by_country", app=world.app, config=world.config)
-        assert rows_of(view) == world.by_country(at(1000))
-        assert world.spark.table("ordr").columns == ["mine"]
-        rounding = world.spark.newSession()
-        rounding.conf.set("spark.sql.decimalOperations.allowPrecisionLoss", "true")
-        with pytest.raises(InvalidQuery, match="rounds products of decimals"):
-            everstate.read(rounding, "by_country", app=world.app, config=world.config)
-    finally:
-        world.spark.catalog.dropTempView("ordr")
-
-
 def test_entities_changes_and_views_are_as_a_fold_of_the_log_says(world: History) -> None:
     given: dict[str, Any] = {"app": world.app, "config": world.config}
     for hours in (-1.0, 9.0, 17.5, 24.0, 100.0):
@@ -169,8 +154,23 @@ def test_entities_changes_and_views_are_as_a_fold_of_the_log_says(world: History
     assert all(row.provenance.serviceName == "test" for row in places.values())
 
 
-def test_a_view_at_a_token_is_what_readers_saw_there(world: History) -> None:
+def test_a_view_at_a_token_is_what_readers_saw_there_and_a_session_keeps_its_own_tables(
+    world: History,
+) -> None:
     given: dict[str, Any] = {"app": world.app, "config": world.config}
+    mine = world.spark.createDataFrame([(1,)], "mine int")
+    mine.createOrReplaceTempView("ordr")
+    try:
+        assert rows_of(everstate.read(world.spark, "by_country", **given)) == world.by_country(
+            at(1000)
+        )
+        assert world.spark.table("ordr").columns == ["mine"]
+    finally:
+        world.spark.catalog.dropTempView("ordr")
+    rounding = world.spark.newSession()
+    rounding.conf.set("spark.sql.decimalOperations.allowPrecisionLoss", "true")
+    with pytest.raises(InvalidQuery, match="rounds products of decimals"):
+        everstate.read(rounding, "by_country", **given)
     rows, token = world.middle
     found = everstate.read(world.spark, "by_country", position=token, **given)
     assert {row.country: row.orders for row in found.collect()} == rows

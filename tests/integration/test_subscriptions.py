@@ -61,10 +61,15 @@ def events(response: httpx.Response) -> Iterator[Event]:
 
 
 def opened(
-    address: str, headers: Mapping[str, str] | None = None, /, **query: Any
+    address: str,
+    headers: Mapping[str, str] | None = None,
+    /,
+    *,
+    followed: str = "order",
+    **query: Any,
 ) -> ClientConnection:
-    """A WebSocket to the changes of orders."""
-    url = f"{address.replace('http', 'ws', 1)}/stream/v1/order?{urlencode(query)}"
+    """A WebSocket to the changes of orders, or of what else is followed."""
+    url = f"{address.replace('http', 'ws', 1)}/stream/v1/{followed}?{urlencode(query)}"
     return connect(
         url, additional_headers=headers, proxy=None, max_size=None, max_queue=None, close_timeout=1
     )
@@ -81,6 +86,8 @@ def frames(socket: ClientConnection) -> Iterator[dict[str, Any]]:
 
 class Subscriber:
     """Follows a stream, leaves it at random, and comes back with the id of the last event."""
+
+    followed = "order"
 
     def __init__(self, address: str, leave: Random | None = None, **query: str) -> None:
         self.address, self.query, self._leave = address, query, leave
@@ -104,7 +111,7 @@ class Subscriber:
 
     @contextmanager
     def events(self) -> Iterator[Iterator[Event]]:
-        url = f"{self.address}/stream/v1/order"
+        url = f"{self.address}/stream/v1/{self.followed}"
         headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
         with (
             httpx.Client(timeout=20) as client,
@@ -144,7 +151,7 @@ class BySocket(Subscriber):
         if self.last_id is not None:
             kept = {name: value for name, value in query.items() if name != "current"}
             query = {**kept, "since": self.last_id}
-        with opened(self.address, **query) as socket:
+        with opened(self.address, followed=self.followed, **query) as socket:
             yield (
                 (each["event"].replace("position", ""), each["token"], each.get("data"))
                 for each in frames(socket)

@@ -49,7 +49,13 @@ def test_v7_a_version_that_meets_the_core_while_a_job_runs_rides_it(
     keeper.close()
 
 
-@pytest.mark.parametrize("is_shared", [True, False], ids=["turns", "planted: no turns"])
+@pytest.mark.parametrize(
+    "is_shared",
+    [
+        pytest.param(True, id="turns"),
+        pytest.param(False, id="planted: no turns", marks=pytest.mark.full),
+    ],
+)
 def test_v7_a_version_is_published_while_the_core_never_rests_and_its_jobs_are_slower(
     world: World, monkeypatch: pytest.MonkeyPatch, is_shared: bool
 ) -> None:

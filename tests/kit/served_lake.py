@@ -124,13 +124,14 @@ class ServedLake(ServedStore):
 class ServedLakeOnS3(ServedLake):
     """A prefix of an object store, whose files are also those of a folder."""
 
-    def __init__(self, server: ServedS3) -> None:
+    def __init__(self, server: ServedS3, *, holds_archive: bool = True) -> None:
         self._server, made = server, server.lake()
-        self.folder, self._settings = made.folder, made.settings
+        self.folder, self._url = made.folder, str(made.settings["path"])
+        self._settings = made.settings if holds_archive else server.section()
 
     @property
     def url(self) -> str:
-        return str(self._settings["path"])
+        return self._url
 
     @property
     def process(self) -> int:

@@ -181,6 +181,7 @@ class ServedStoreContract(RowStoreContract):
     ) -> None:
         """A server may otherwise make the table, with types that it guesses."""
         kept = kept_in(served, own)
+        kept.keep(told("a", "north"))
         kept.store.drop(kept.plan.name, 1)
         with pytest.raises(ViewRowsMissing):
             kept.store.write(kept.table(), columns_of(("a", 1, "late", Decimal(1))))

@@ -245,7 +245,7 @@ def test_declared_key_columns_of_mariadb_cover_a_unique_key(
         "SHOW GRANTS": [{"g": "GRANT ALL PRIVILEGES ON *.* TO `u`@`h`"}],
         "SET character_set_results": [],
         "SHOW CREATE TABLE": [{"Create Table": made.encode()}],
-        "SELECT sum(column_key": [{"keyed": 1}],
+        "SELECT column_name": [{"name": "id", "place": 1, "is_keyed": 1}],
         "SELECT index_name": [],
     }
 

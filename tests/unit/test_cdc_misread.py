@@ -50,7 +50,7 @@ class Tables(MariaDatabase):
     def columns(self, table: str) -> list[dict[str, Any]]:
         assert table == TABLE
         self.reads += 1
-        return [{"name": one.name, "type": "int", "charset": None} for one in self.now]
+        return [{"name": one.name, "whole_type": "int", "charset": None} for one in self.now]
 
 
 def test_a_table_whose_columns_stand_in_another_order_is_told_once_the_connector_is_past() -> None:

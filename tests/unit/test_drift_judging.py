@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
+from pyspark import cloudpickle
 
+from everstate import Formerly
 from everstate.changes.drift import Drifted, Heard, Stored
+from everstate.changes.entity import EntityType
 from everstate.changes.keys import OwnKey
 from everstate.pipeline.drift.tasks import (
     SIDES,
@@ -21,6 +25,11 @@ from everstate.pipeline.drift.tasks import (
     repairing,
     state_fault,
 )
+
+
+class Guest(BaseModel):
+    guest_id: str
+    city: Annotated[str, Formerly("town")]
 
 
 @dataclass
@@ -230,3 +239,10 @@ def test_states_that_differ_in_a_digit_that_no_float_holds_are_told_apart() -> N
     one, other = (f'{{"a": 12345678901234567890.{digits}}}' for digits in (1, 2))
     assert fingerprint(1, ID, one) != fingerprint(1, ID, other)
     assert fingerprint(1, ID, one) == fingerprint(1, ID, one.replace(" ", ""))
+
+
+def test_a_task_has_nothing_of_the_projects_modules_which_a_worker_may_not_import() -> None:
+    guest = EntityType("guest", Guest, "guest_id")
+    task = judging(Listed({}), guest.own_key, guest.arrow_schema, guest.former)
+    assert guest.former
+    assert b"Guest" not in cloudpickle.dumps(task)  # type: ignore[no-untyped-call]

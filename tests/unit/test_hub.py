@@ -103,7 +103,7 @@ class Log:
 
     def __init__(self, since: str) -> None:
         self.since = since
-        self.spots = {AT: Spot(0)}
+        self.spots, self.token = {AT: Spot(0)}, "token-0"
         self.given: list[Delivery | Exception] = []
         self.go, self.delivered, self.closed = (threading.Event() for _ in range(3))
 
@@ -112,6 +112,7 @@ class Log:
         for each in self.given:
             if isinstance(each, Exception):
                 raise each
+            self.token = f"token-{each.spot.next_offset}"
             yield each
         self.delivered.set()
         self.closed.wait(WAIT_S)
@@ -119,9 +120,6 @@ class Log:
     def close(self) -> None:
         self.go.set()
         self.closed.set()
-
-    def token_of(self, spots: Any) -> str:
-        return f"token-{spots[AT].next_offset}"
 
 
 @pytest.fixture

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from page_reader import matches, only_reads
+from page_reader import matches, only_reads, run_here
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,16 @@ def test_only_a_command_that_reads_is_run_until_it_shows_what_the_page_shows(
 ) -> None:
     """A proof or a write that fails at first must not pass in the end."""
     assert only_reads(shlex.split(command)) is may_repeat
+
+
+def test_a_module_of_another_tests_project_is_not_taken_for_the_pages_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ModuleType("parcels")
+    other.__file__ = str(tmp_path / "other" / "parcels.py")
+    monkeypatch.setitem(sys.modules, "parcels", other)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "parcels.py").write_text("WEIGHT = 3\n")
+    command = ["python", "-c", "import parcels; print(parcels.WEIGHT)"]
+    assert run_here(command, folder, {}) == (0, "3\n")

@@ -83,8 +83,12 @@ def test_values_are_equal_by_the_rule_of_their_type(
 
 @pytest.mark.parametrize(
     "server",
-    [Postgres("postgresql://nobody@localhost/none"), Maria("mariadb://nobody@localhost/x", "x")],
-    ids=["postgresql", "mariadb"],
+    [
+        Postgres("postgresql://nobody@localhost/none"),
+        Maria("mariadb://nobody@localhost/x", "x"),
+        Maria("mysql://nobody@localhost/x", "x", "mysql"),
+    ],
+    ids=["postgresql", "mariadb", "mysql"],
 )
 def test_one_seed_gives_one_world_and_its_first_tables_are_captured(
     server: Postgres | Maria,

@@ -9,20 +9,25 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
+import orjson
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 
+from callers import caller_entry
 from everstate.api import events, subscribing
 from everstate.api.events import EventBatches, StreamEvent
+from everstate.api.problems import handle_errors
 from everstate.api.stream_router import encoded, subscription_router
 from everstate.api.subscribing import ChangeSubscriber, Subscriptions, Wish
 from everstate.api_config import ApiConfig
 from everstate.app import App
-from everstate.changes import EntityType
-from everstate.changes.tokens import Partition, Spot
+from everstate.changes import ChangeCodec, EntityType, Provenance
+from everstate.changes.tokens import LogPosition, Partition, Spot, Token
 from everstate.config import Config
+from everstate.errors import InvalidQuery
 from everstate.http.asgi import Desk
 from everstate.http.callers import Callers
 from everstate.http.masks import NO_MASK
@@ -30,6 +35,7 @@ from everstate.log.record import Record
 from everstate.serving import hub as hub_module
 from everstate.serving.changes import Delivery, has_room
 from everstate.serving.hub import ChangeHub, Subscription
+from kit.changes import change_of
 
 
 class Parcel(BaseModel):
@@ -65,19 +71,20 @@ def record(offset: int, size: int) -> Record:
 
 def test_a_chunk_of_the_past_is_bounded_in_bytes_as_well() -> None:
     """Else two hundred changes of a megabyte each were in memory, for every subscriber."""
-    wish = Wish.of(PARCEL, {"key": "k"}, None, NO_MASK)
+    wishes = {"parcel": Wish.of(PARCEL, {"key": "k"}, None, NO_MASK)}
 
     def past(size: int) -> Iterator[Any]:
         for offset in range(1_000):
-            yield SimpleNamespace(record=record(offset, size), token=f"at-{offset}")
+            token = f"at-{offset}"
+            yield SimpleNamespace(record=record(offset, size), token=token, entity="parcel")
 
     large, small = past(2**20), past(10)
-    tokens = [[event.token for event in subscribing._chunk(large, wish)] for _ in range(2)]
+    tokens = [[event.token for event in subscribing._chunk(large, wishes)] for _ in range(2)]
     assert tokens == [["at-0", "at-1"], ["at-2", "at-3"]]
-    assert len(subscribing._chunk(small, wish)) == 200
-    others = Wish.of(PARCEL, {"key": "other"}, None, NO_MASK)
+    assert len(subscribing._chunk(small, wishes)) == 200
+    others = {"parcel": Wish.of(PARCEL, {"key": "other"}, None, NO_MASK)}
     assert subscribing._chunk(small, others) == [StreamEvent("", token="at-399")]
-    assert subscribing._chunk(iter(()), wish) == []
+    assert subscribing._chunk(iter(()), wishes) == []
 
 
 def test_records_that_wait_for_the_core_are_bounded_in_bytes_as_well() -> None:
@@ -96,11 +103,11 @@ def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_f
     wish = Wish.of(PARCEL, {}, None, NO_MASK)
 
     async def beats() -> list[Sequence[StreamEvent]]:
-        live = following(wish, hub, quiet).live(quiet.spots, 0)
+        live = following(wish, hub, quiet).live({"parcel": quiet.spots}, {})
         return [await anext(live) for _ in range(2)]
 
     found = asyncio.run(beats())
-    assert found == [[StreamEvent("", token="7")]] * 2
+    assert found == [[StreamEvent("", token=at(7))]] * 2
 
     async def sent() -> bytes:
         async def batches() -> EventBatches:
@@ -108,20 +115,29 @@ def test_a_subscriber_without_changes_gets_its_position_which_no_browser_takes_f
 
         return b"".join([part async for part in encoded(batches())])
 
-    assert asyncio.run(sent()).endswith(b"\n\nid: 7\n\n")
+    assert asyncio.run(sent()).endswith(f"\n\nid: {at(7)}\n\n".encode())
 
 
 def following(wish: Wish, hub: Any, subscription: Subscription) -> ChangeSubscriber:
     """A subscriber that has begun."""
-    made = ChangeSubscriber(Subscriptions(Config(), App("none")), wish, _in_place)
-    made._hub, made._subscription = hub, subscription
+    made = ChangeSubscriber(Subscriptions(Config(), App("none")), {"parcel": wish}, _in_place)
+    made._hubs, made._subscriptions = {"parcel": hub}, {"parcel": subscription}
     return made
+
+
+def at(*offsets: int, **others: tuple[int, ...]) -> str:
+    """The token of these offsets of the partitions of parcels, and of other entity types."""
+    positions = {
+        name: LogPosition(b"m", {(1, p): Spot(offset) for p, offset in enumerate(each)})
+        for name, each in {"parcel": offsets, **others}.items()
+    }
+    return str(Token(positions))
 
 
 def standing_at(reached: Mapping[Partition, Spot]) -> Any:
     """A hub that has handed over everything up to some spots."""
     return SimpleNamespace(
-        token_of=lambda spots: "-".join(str(spots[1, p].next_offset) for p in range(len(spots))),
+        position_of=lambda spots: LogPosition(b"m", spots),
         reached=lambda _: reached,
         failure=None,
     )
@@ -134,7 +150,7 @@ def test_who_wants_few_changes_comes_back_where_the_stream_is_and_not_where_it_b
     monkeypatch.setattr(events, "_BEAT_S", 0.001)
     begin = {(1, p): Spot(7) for p in range(3)}
     few = Subscription(begin, lambda _: True, lambda: None, limit=9)
-    given: Any = SimpleNamespace()
+    given: Any = SimpleNamespace(entity="parcel")
     wish = Wish.of(PARCEL, {}, None, NO_MASK)
     found = Record("t", 1, 40, 0, b"p1", b"{}", (), 1)
     # The stream had read the first partition up to 90, and what the present rows have lies before.
@@ -142,13 +158,97 @@ def test_who_wants_few_changes_comes_back_where_the_stream_is_and_not_where_it_b
 
     async def taken() -> list[Sequence[StreamEvent]]:
         hub = standing_at({(1, 0): Spot(95), (1, 1): Spot(41), (1, 2): Spot(60)})
-        live = following(wish, hub, few).live(few.spots, 0)
+        live = following(wish, hub, few).live({"parcel": few.spots}, {})
         return [await anext(live) for _ in range(2)]
 
     assert asyncio.run(taken()) == [
-        [StreamEvent("change", "{}", "90-41-7")],
-        [StreamEvent("", token="95-41-60")],
+        [StreamEvent("change", "{}", at(90, 41, 7))],
+        [StreamEvent("", token=at(95, 41, 60))],
     ]
+
+
+def test_changes_of_several_types_come_by_time_and_each_token_says_what_was_sent() -> None:
+    """Each type's own order stays, whatever its times: its tokens count on it."""
+    subscriptions, hub = dict[str, Subscription](), standing_at({})
+    for name, came in {"parcel": (10, 30, 20), "van": (15, 25)}.items():
+        begin = {(1, 0): Spot(0)}
+        subscriptions[name] = Subscription(begin, lambda _: True, lambda: None, limit=9)
+        for offset, ms in enumerate(came):
+            made = Record("t", 0, offset, ms, name.encode(), f"{ms}".encode(), (), 1)
+            given: Any = SimpleNamespace(entity=name)
+            subscriptions[name].offer(Delivery(made, (1, 0), Spot(offset + 1), given, {}))
+    wishes = dict.fromkeys(subscriptions, Wish.of(PARCEL, {}, None, NO_MASK))
+
+    async def taken() -> Sequence[StreamEvent]:
+        subscriber = ChangeSubscriber(Subscriptions(Config(), App("none")), wishes, _in_place)
+        subscriber._hubs, subscriber._subscriptions = dict.fromkeys(wishes, hub), subscriptions
+        begins = {name: each.spots for name, each in subscriptions.items()}
+        return await anext(subscriber.live(begins, {}))
+
+    assert [(event.data, event.token) for event in asyncio.run(taken())] == [
+        ("10", at(1, van=(0,))),
+        ("15", at(1, van=(1,))),
+        ("25", at(1, van=(2,))),
+        ("30", at(2, van=(2,))),
+        ("20", at(3, van=(2,))),
+    ]
+
+
+def test_a_thin_notice_has_no_state() -> None:
+    who = Provenance(api_version="v1", service_name="desk", identifier="clerk")
+    old = Parcel(parcel_id="a/b ü", note="secret")
+    told = change_of("parcel", "a/b ü", 3, None, old, who=who)
+    wire = ChangeCodec(PARCEL).encode(told)[1]
+    given: Any = SimpleNamespace(entity="parcel")
+    delivery = Delivery(Record("t", 0, 0, 0, b"p", wire, (), 1), (1, 0), Spot(1), given, {})
+    wish = Wish.of(PARCEL, {"thin": "true"}, None, NO_MASK)
+    assert orjson.loads(subscribing._change(wish, delivery, "t").data) == {
+        "entity": "parcel",
+        "key": "a/b ü",
+        "version": 3,
+        "kind": "deleted",
+        "link": "/v1/parcel/a%2Fb%20%C3%BC?version=3",
+    }
+    with pytest.raises(InvalidQuery, match="thin is 'yes'"):
+        Wish.of(PARCEL, {"thin": "yes"}, None, NO_MASK)
+
+
+@pytest.mark.parametrize("kind", ["stream", "feed"])
+@pytest.mark.parametrize(
+    ("who", "asked", "status", "said"),
+    [
+        ("one", "parcel,van", 403, "`read` on van"),
+        ("one", "van,parcel", 403, "`read` on van"),
+        ("both", "parcel,van?changed=note", 403, "`unmasked` on van"),
+        ("both", "parcel,van?changed=colour", 400, "colour"),
+        ("both", "parcel,van?thin=yes", 400, "thin is 'yes'"),
+        ("both", "parcel,chair", 404, "unknown entity type 'chair'"),
+        ("nobody", "parcel,van", 401, "no valid token"),
+    ],
+)
+def test_a_stream_of_several_types_is_refused_as_that_of_each_is(
+    kind: str, who: str, asked: str, status: int, said: str
+) -> None:
+    app, api = App("post"), FastAPI()
+    for name in ("parcel", "van"):
+        app.entity(name, key="parcel_id")(Parcel)
+    tokens = {
+        "one": caller_entry("one", permissions={"parcel": ("read", "unmasked")}),
+        "both": caller_entry("both", permissions={"*": ("read",), "parcel": ("read", "unmasked")}),
+    }
+    callers = Callers(ApiConfig(tokens=tokens, masks={"van": ("note",)}))
+    desk = Desk(callers, body_bytes_max=1_000, threads=1)
+    handle_errors(api)
+    api.include_router(subscription_router(None, Subscriptions(Config(), app), desk))
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(api)
+        headers = {"Authorization": f"Bearer {who}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://post") as client:
+            return await client.get(f"/{kind}/v1/{asked}", headers=headers)
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text
 
 
 def test_others_have_their_turn_while_many_batches_are_sent() -> None:
@@ -186,7 +286,9 @@ class Past:
         wire = b'"' + b"x" * 2_000 + b'"'
         for n in range(3 * subscribing._CHUNK):
             record = Record("t", 0, n, 0, b"p1", wire, (), 1)
-            given: Any = SimpleNamespace(token=lambda spots: f"at-{spots[1, 0].next_offset}")
+            given: Any = SimpleNamespace(
+                entity="parcel", token=lambda spots: f"at-{spots[1, 0].next_offset}"
+            )
             yield Delivery(record, (1, 0), Spot(n + 1), given, {})
 
 
@@ -200,7 +302,7 @@ def catching_up(turns: int) -> Callable[[], EventBatches]:
     subscriptions.turns = asyncio.Semaphore(turns)
     wish = Wish.of(PARCEL, {"since": "beginning"}, None, NO_MASK)
     past = cast("Any", Past())
-    return lambda: ChangeSubscriber(subscriptions, wish, _in_place).past(past)
+    return lambda: ChangeSubscriber(subscriptions, {"parcel": wish}, _in_place).past(past)
 
 
 def test_subscribers_that_take_the_past_slowly_hold_up_no_other() -> None:
@@ -247,8 +349,7 @@ class Quiet:
     def close(self) -> None:
         self._closed.set()
 
-    def token_of(self, _: object) -> str:
-        return "token"
+    token = "token"
 
 
 @pytest.mark.parametrize("is_head_sent", [True, False])
@@ -261,7 +362,7 @@ def test_a_client_that_leaves_before_its_first_event_leaves_no_subscription(
     app.entity("parcel", key="parcel_id")(Parcel)
     subscriptions, api = Subscriptions(Config(), app), FastAPI()
     desk = Desk(Callers(ApiConfig()), body_bytes_max=1_000, threads=1)
-    api.include_router(subscription_router(PARCEL, subscriptions, desk))
+    api.include_router(subscription_router("parcel", subscriptions, desk))
     hubs: list[ChangeHub] = []
 
     async def ask() -> None:

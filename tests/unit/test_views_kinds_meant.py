@@ -162,8 +162,8 @@ class InDuckDB:
 
     table = view
 
-    def field(self, path: Sequence[str], kind: pa.DataType) -> str:
-        return f"(state ->> '{path[0]}')"
+    def field(self, path: Sequence[Sequence[str]], kind: pa.DataType) -> str:
+        return f"(state ->> '{path[0][0]}')"
 
 
 @pytest.mark.parametrize("name", ["there", "as_of", "was_there", "was_0", "was_a0", "a0", "state"])

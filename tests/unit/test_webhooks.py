@@ -60,7 +60,7 @@ def post(handler: Handler, config: Config = CONFIG) -> None:
     """Post a change as the process of handlers does."""
     assert isinstance(handler.function, Prepared)
     change, value = made()
-    context = Context(None, threading.Event(), UUID(int=7), 1, value)
+    context = Context(None, threading.Event(), lambda: UUID(int=7), 1, value)
     asyncio.run(handler.function(config, handler)(change, context))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from everstate.api_config import ApiConfig
 from everstate.app import App
@@ -41,6 +42,10 @@ def _check_masks(
                 expected = "another field than the key, which is in addresses"
                 raise InvalidConfig(f"{setting}.{entity}", field, expected)
             _check_field(f"{setting}.{entity}", kind, field, is_former=masks is not settings.masks)
+            others = {".".join(way) for way in product(*kind.names_to(field.split(".")))} - {field}
+            if masks is settings.masks and others - {*settings.former_masks.get(entity, ())}:
+                expected = f"its former names in api.former_masks too: {', '.join(sorted(others))}"
+                raise InvalidConfig(f"{setting}.{entity}", field, expected)
 
 
 def _known(setting: str, entity: str, app: App) -> EntityType:

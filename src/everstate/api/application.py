@@ -85,8 +85,9 @@ def create_api(config: Config, app: App) -> FastAPI:
         router = reading_router(entity_type, reading, desk, schemas, is_read_only=read_only)
         api.include_router(router)
         api.include_router(listing_router(entity_type, reading, desk))
-        api.include_router(subscription_router(entity_type, subscriptions, desk))
+        api.include_router(subscription_router(name, subscriptions, desk))
         api.include_router(feed_router(entity_type, feeds[name], desk))
+    api.include_router(subscription_router(None, subscriptions, desk))
     for each in served:
         for router in each.routers():
             api.include_router(router)

@@ -170,7 +170,7 @@ def places(described: Mapping[str, Any]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path, operations in described["paths"].items():
         entity = _entity_in(path)
-        if entity is not None:
+        if entity is not None and not entity.startswith("{"):
             methods = " ".join(method.upper() for method in operations)
             found.setdefault(entity, []).append(f"{methods} {path}")
     return found

@@ -8,9 +8,10 @@ page only the code and reason with which a WebSocket is closed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -26,15 +27,16 @@ from starlette.websockets import WebSocketDisconnect
 from everstate.api.events import EventBatches, InThread, StreamEvent, failed, while_valid
 from everstate.api.guards import IS_HEAD, refuse
 from everstate.api.problems import answer_of
-from everstate.api.subscribing import Subscriptions, Wish
+from everstate.api.subscribing import Subscriptions, Wish, Wishes
 from everstate.api.view_following import ViewSubscriptions, ViewWish
 from everstate.api.view_reading import PLACE
 from everstate.api.view_router import admit_to_view, view_parameter
-from everstate.changes import EntityType
 from everstate.errors import EverstateError
 from everstate.http import openapi as says
-from everstate.http.asgi import Desk, Routes, names_of, parameters_of
+from everstate.http.answers import JSON, HttpAnswer
+from everstate.http.asgi import Desk, Routes, names_of, parameters_of, respond
 from everstate.http.callers import Caller
+from everstate.http.openapi import JsonSchema
 from everstate.views.project import Project
 
 W = TypeVar("W")
@@ -48,27 +50,91 @@ _TRY_AGAIN: Final = 1013
 _OWN_CODES: Final = 4000
 """An error closes with this plus its HTTP status: the codes from here on are an application's."""
 _REASON_BYTES_MAX: Final = 123
+_STATUSES: Final = (200, 400, 404, 422, 503)
+_ENTITIES: Final = says.in_path(
+    "entities",
+    {"type": "string", "pattern": "^[a-z][a-z0-9_]*(,[a-z][a-z0-9_]*)+$"},
+    "Entity types, with commas between them.",
+)
+_WANTED: Final = [
+    says.text("key", "Only this entity."),
+    says.text("changed", "Only changes that change this field."),
+    says.text(
+        "becomes",
+        "Only changes after which a field has a value: `field:value`; `null` is no value.",
+    ),
+    says.text("kind", "Only these kinds of changes: `created,deleted`."),
+    says.text("service", "Only changes by this service."),
+    says.text("identifier", "Only changes with this identifier in their provenance."),
+    says.text("actor", "Only changes by this actor."),
+    says.text(
+        "since",
+        "A token, a time, `beginning` or `now` (default); after a disconnect "
+        "`Last-Event-ID` takes its place.",
+    ),
+    says.query("thin", {"type": "boolean"}, "A link to the entity in place of its states."),
+]
+_PARAMETERS: Final = [
+    *_WANTED,
+    says.query("current", {"type": "boolean"}, "First the entities as they are now."),
+    says.query(
+        "when_slow",
+        {"enum": ["disconnect", "drop"]},
+        "What happens when changes come "
+        "faster than they are taken: an event `slow` and the end (default), or the oldest "
+        "are dropped and an event `dropped` counts them.",
+    ),
+]
 
 
-def subscription_router(
-    entity_type: EntityType, subscriptions: Subscriptions, desk: Desk
-) -> APIRouter:
-    """The routes of one entity type."""
-    entity = entity_type.name
+def subscription_router(entity: str | None, subscriptions: Subscriptions, desk: Desk) -> APIRouter:
+    """The routes of one entity type; ``None``: of several in one stream, which the path names."""
+    routes, own = Routes(desk, entity or "changes"), [] if entity else [_ENTITIES]
+
+    def named(connection: HTTPConnection) -> list[str]:
+        return [entity] if entity else connection.path_params["entities"].split(",")
 
     def admit(connection: HTTPConnection) -> Caller:
-        return desk.admit(connection, entity, "read")
+        caller, *_ = [desk.admit(connection, name, "read") for name in named(connection)]
+        return caller
 
-    def wish(connection: HTTPConnection, caller: Caller) -> Wish:
-        given, last_id = parameters_of(connection, names_of(_PARAMETERS)), _last_id(connection)
-        return Wish.of(entity_type, given, last_id, caller.mask(entity))
+    def wish(
+        connection: HTTPConnection, caller: Caller, known: Sequence[JsonSchema] = _PARAMETERS
+    ) -> Wishes:
+        given, last_id = parameters_of(connection, names_of(known)), _last_id(connection)
+        return {
+            name: Wish.of(subscriptions.app.entity_type(name), given, last_id, caller.mask(name))
+            for name in named(connection)
+        }
 
+    async def page(request: Request) -> Response:
+        caller = admit(request)
+        await desk.body_of(request)
+        wanted = wish(request, caller, _WANTED)
+        events, token = await desk.work(partial(subscriptions.page, wanted))
+        body = {
+            "changes": [orjson.Fragment(event.data) for event in events if event.name],
+            "token": token,
+            "live": not events,
+        }
+        headers = {"Cache-Control": "no-store"}
+        return respond(HttpAnswer(200, headers, orjson.dumps(body).decode()))
+
+    if entity is None:
+        routes.add(
+            *("GET", "/feed/v1/{entities}", page),
+            parameters=[*own, *_WANTED],
+            content={JSON: says.OBJECT},
+            name="feed",
+            summary="Changes of several entity types, a page at a time, from a token on",
+            statuses=_STATUSES,
+        )
     return _routes(
-        *(Routes(desk, entity), f"/stream/v1/{entity}", admit, wish, subscriptions.open, desk),
-        parameters=_PARAMETERS,
-        name=f"stream_{entity}",
-        summary=f"Changes of {entity} entities as Server-Sent Events, as they come",
-        statuses=(200, 400, 404, 422, 503),
+        *(routes, f"/stream/v1/{entity or '{entities}'}", admit, wish, subscriptions.open, desk),
+        parameters=[*own, *_PARAMETERS],
+        name=f"stream_{entity}" if entity else "stream",
+        summary=f"Changes of {entity or 'several'} entities as Server-Sent Events, as they come",
+        statuses=_STATUSES,
         what="Events `current`, `change`, `live`, `dropped`, `slow` and `error`; the id "
         "of an event is a token.",
     )
@@ -225,31 +291,6 @@ def _frame(event: StreamEvent) -> str:
     return orjson.dumps(said).decode()
 
 
-_PARAMETERS: Final = [
-    says.text("key", "Only this entity."),
-    says.text("changed", "Only changes that change this field."),
-    says.text(
-        "becomes",
-        "Only changes after which a field has a value: `field:value`; `null` is no value.",
-    ),
-    says.text("kind", "Only these kinds of changes: `created,deleted`."),
-    says.text("service", "Only changes by this service."),
-    says.text("identifier", "Only changes with this identifier in their provenance."),
-    says.text("actor", "Only changes by this actor."),
-    says.text(
-        "since",
-        "A token, `beginning` or `now` (default); after a disconnect "
-        "`Last-Event-ID` takes its place.",
-    ),
-    says.query("current", {"type": "boolean"}, "First the entities as they are now."),
-    says.query(
-        "when_slow",
-        {"enum": ["disconnect", "drop"]},
-        "What happens when changes come "
-        "faster than they are taken: an event `slow` and the end (default), or the oldest "
-        "are dropped and an event `dropped` counts them.",
-    ),
-]
 _VIEW_PARAMETERS: Final = [
     says.text("where", "Only rows with these values: `city=Wien`; several with `;`."),
     says.text(

@@ -1,19 +1,22 @@
 """What a subscriber asks for, and the events that it gets: no web framework here.
 
-An event is a change, a present row, or a notice. Its id is a token: a subscriber that comes back
-with it continues after that event, without a gap and without a double.
+It asks for one entity type, or for several: then one stream has the changes of all of them. An
+event is a change, a present row, or a notice. Its id is a token: a subscriber that comes back with
+it continues after that event, without a gap and without a double.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Final, Literal, get_args
+from typing import IO, Any, Final, Literal, TypeAlias, get_args
+from urllib.parse import quote
 
 import orjson
 
@@ -27,17 +30,19 @@ from everstate.api.events import (
 )
 from everstate.app import App
 from everstate.changes import EntityType, Kind
+from everstate.changes.codec import decode_wire
 from everstate.changes.json_numbers import decode
 from everstate.changes.quoting import unquoted
 from everstate.changes.row_json import row_json
-from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_token
+from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_since
 from everstate.changes.triggers import Trigger, when
 from everstate.config import Config
 from everstate.errors import InvalidQuery, InvalidTrigger, NotFound
 from everstate.http.masks import Mask
 from everstate.serving import Reader
-from everstate.serving.changes import BEGINNING, NOW, Changes, Delivery
+from everstate.serving.changes import NOW, Changes, Delivery
 from everstate.serving.hub import ChangeHub, Subscription, key_of
+from everstate.serving.merged import MergedChanges
 from everstate.serving.snapshots import read_live
 
 WhenSlow = Literal["disconnect", "drop"]
@@ -60,7 +65,7 @@ _CATCHING_UP_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a subscriber asks for."""
+    """What a subscriber asks for of one entity type."""
 
     entity_type: EntityType
     key: str | None
@@ -69,12 +74,14 @@ class Wish:
     provenance: Mapping[str, str]
     trigger: Trigger | None
     since: str
-    """A token, ``beginning`` or ``now``."""
+    """A token, a time, ``beginning`` or ``now``."""
     is_current_wanted: bool
     """Whether the present rows come first."""
     when_slow: WhenSlow
     mask: Mask
     """What the subscriber does not see."""
+    is_thin: bool
+    """Whether it gets links in place of states."""
 
     @classmethod
     def of(
@@ -95,9 +102,10 @@ class Wish:
         slow = given.get("when_slow", "disconnect")
         if slow not in get_args(WhenSlow):
             raise InvalidQuery(f"when_slow is {slow!r}; expected disconnect or drop.")
-        current = given.get("current", "false")
-        if current not in ("true", "false"):
-            raise InvalidQuery(f"current is {current!r}; expected true or false.")
+        current, thin = given.get("current", "false"), given.get("thin", "false")
+        for name, value in (("current", current), ("thin", thin)):
+            if value not in ("true", "false"):
+                raise InvalidQuery(f"{name} is {value!r}; expected true or false.")
         if current == "true" and "since" in given:
             raise InvalidQuery("give one of current and since: present rows, or changes since.")
         return cls(
@@ -110,6 +118,7 @@ class Wish:
             current == "true" and not last_id,
             "drop" if slow == "drop" else "disconnect",
             mask,
+            thin == "true",
         )
 
     def wants(self, delivery: Delivery) -> bool:
@@ -128,17 +137,14 @@ class Wish:
         trigger = self.trigger
         return trigger is None or trigger.fires(self.entity_type, change.original, change.current)
 
+    def link(self, key: str, version: int) -> str:
+        """The path at which a version of an entity is read."""
+        return f"/v1/{self.entity_type.name}/{quote(key, safe='')}?version={version}"
 
-@dataclass(frozen=True, slots=True)
-class _Present:
-    """Present rows, and the changes that they contain already."""
 
-    rows: IO[bytes]
-    """A row of JSON in each line; on the disk when there are many, for a slow reader as well."""
-    spots: Mapping[Partition, Spot]
-    """They contain the changes up to here."""
-    version: int = 0
-    """Of one key: they contain its changes up to this version."""
+Wishes: TypeAlias = Mapping[str, Wish]
+"""By entity type: each has its mask; what else is asked for is the same of all."""
+Spots: TypeAlias = Mapping[Partition, Spot]
 
 
 class Subscriptions(SharedReaders[ChangeHub]):
@@ -150,73 +156,107 @@ class Subscriptions(SharedReaders[ChangeHub]):
         self.turns = asyncio.Semaphore(_CATCHING_UP_MAX)
         """For subscribers that read the past."""
 
-    async def open(self, wish: Wish, work: InThread[Any]) -> EventBatches:
+    async def open(self, wishes: Wishes, work: InThread[Any]) -> EventBatches:
         """Begin a subscription; out: its events, which end when it is closed or fails.
 
         ``work`` runs a blocking call in a thread. Raises InvalidToken, DataLoss, Unavailable.
         """
-        return await ChangeSubscriber(self, wish, work).opened()
+        return await ChangeSubscriber(self, wishes, work).opened()
+
+    def past(self, wishes: Wishes, since: str, until: str) -> Changes | MergedChanges:
+        """The changes between two positions; close them. Errors as of :class:`Changes`."""
+        names = [*wishes] if len(wishes) > 1 else next(iter(wishes))
+        return self.app.changes(names, since=since, until=until, config=self.config)
+
+    def page(self, wishes: Wishes) -> tuple[Sequence[StreamEvent], str]:
+        """The next wanted changes of those that there are now, and the token after them.
+
+        Without an event there are no more. Cost: some 50 ms for each entity type.
+        """
+        with self.past(wishes, next(iter(wishes.values())).since, NOW) as past:
+            with closing(iter(past)) as deliveries:  # type: ignore[type-var]
+                chunk = _chunk(deliveries, wishes)
+            return chunk, (chunk[-1].token if chunk else None) or past.token
 
 
-class ChangeSubscriber(Subscriber[Subscriptions, Wish]):
-    """A subscription to the changes of an entity type."""
+class ChangeSubscriber(Subscriber[Subscriptions, Wishes]):
+    """A subscription to the changes of one entity type or of several."""
 
-    _hub: ChangeHub
-    _subscription: Subscription
-    _past: Changes | None = None
+    _past: Changes | MergedChanges | None = None
     """The changes before the subscription that the subscriber has not had."""
 
-    async def begin(self, since: LogPosition | None = None) -> None:
+    def __init__(self, home: Subscriptions, wish: Wishes, work: InThread[Any]) -> None:
+        super().__init__(home, wish, work)
+        self._common = next(iter(wish.values()))
+        self._hubs, self._subscriptions = dict[str, ChangeHub](), dict[str, Subscription]()
+
+    async def begin(self, since: str | None = None) -> None:
         """Subscribe behind a position, or from now on and read the changes before."""
-        wish, name = self.wish, self.wish.entity_type.name
-        since = since or _position(wish)
-        self._hub = hub = await self.home.joined(name, self.wake, self.work)
+        since = since or self._common.since
+        token = parse_since(since)
         try:
-            subscribe = partial(hub.subscribe, self.wake, key=wish.key, wants=wish.wants)
-            self._subscription = await self.work(
-                partial(subscribe, since=since, limit=_WAITING_MAX)
-            )
-            if wish.since != NOW and not self._subscription.goes_on:
-                make = partial(Changes, self.home.config, self.home.app, name)
-                begin = wish.since if since is None else str(Token({name: since}))
-                until = hub.token_of(self._subscription.spots)
-                self._past = await self.work(partial(make, since=begin, until=until))
+            goes_on = await self._joined(token.positions if isinstance(token, Token) else {})
+            if len(goes_on) > 1:
+                # All go on or none: else the past of some would come before what others remember.
+                self.leave()
+                goes_on = await self._joined({})
+            if since != NOW and goes_on == {False}:
+                until = self._token(self._begins())
+                self._past = await self.work(partial(self.home.past, self.wish, since, until))
         except BaseException:
-            hub.leave(self.wake)
+            self.leave()
             raise
+
+    async def _joined(self, since: Mapping[str, LogPosition]) -> set[bool]:
+        """Subscribe to each entity type; whether the subscriptions go on behind a position."""
+        for name, wish in self.wish.items():
+            hub = self._hubs[name] = await self.home.joined(name, self.wake, self.work)
+            subscribe = partial(hub.subscribe, self.wake, key=wish.key, wants=wish.wants)
+            self._subscriptions[name] = await self.work(
+                partial(subscribe, since=since.get(name), limit=_WAITING_MAX)
+            )
+        return {each.goes_on for each in self._subscriptions.values()}
 
     def leave(self) -> None:
         """End the subscription, and the reading of its past."""
-        self._hub.leave(self.wake)
+        for hub in self._hubs.values():
+            hub.leave(self.wake)
         if self._past is not None:
             self._past.close()
             self._past = None
 
+    def _begins(self) -> dict[str, Spots]:
+        """Where the subscriptions begin."""
+        return {name: each.spots for name, each in self._subscriptions.items()}
+
+    def _token(self, spots: Mapping[str, Spots]) -> str:
+        found = {name: self._hubs[name].position_of(each) for name, each in spots.items()}
+        return str(Token(found))
+
     async def events(self) -> EventBatches:
         """The present rows or the past, as it is wanted, and then changes as they come."""
-        spots: Mapping[Partition, Spot] = self._subscription.spots
-        version = 0
-        if self.wish.is_current_wanted:
-            present = await self.work(partial(self._present, spots))
-            spots, version = present.spots, present.version
-            with present.rows as lines:
+        spots, versions = self._begins(), dict[str, int]()
+        for name, wish in self.wish.items() if self._common.is_current_wanted else ():
+            present = await self.work(partial(self._present, wish, spots[name]))
+            lines, spots[name], versions[name] = present
+            with lines:
                 rows = (StreamEvent("current", line.decode().rstrip("\n")) for line in lines)
                 for batch in _batches(rows):
                     yield batch
         while self._past is not None:
             async for batch in self.past(self._past):
                 yield batch
-            if not self._subscription.is_overrun:
+            if not any(each.is_overrun for each in self._subscriptions.values()):
                 break
             # More changes came meanwhile than may wait. It begins again where the past ended.
             self.leave()
-            await self.begin(self._hub.position_of(spots))
-            spots = self._subscription.spots
-        yield [StreamEvent("live", "{}", self._hub.token_of(spots))]
-        async for batch in self.live(spots, version):
+            await self.begin(self._token(spots))
+            spots = self._begins()
+        yield [StreamEvent("live", "{}", self._token(spots))]
+        async for batch in self.live(spots, versions):
             yield batch
 
-    async def past(self, past: Changes) -> EventBatches:
+    async def past(self, past: Changes | MergedChanges) -> EventBatches:
         """The changes before the subscription began.
 
         A subscriber takes its turn for each chunk: one that takes its batches slowly holds up none.
@@ -236,47 +276,58 @@ class ChangeSubscriber(Subscriber[Subscriptions, Wish]):
                 for batch in _batches(chunk):
                     yield batch
 
-    async def live(self, begin: Mapping[Partition, Spot], version: int) -> EventBatches:
-        """The changes behind ``begin`` as they come; of one key, those after ``version``."""
-        hub, subscription, spots = self._hub, self._subscription, dict(begin)
+    async def live(self, begins: Mapping[str, Spots], versions: Mapping[str, int]) -> EventBatches:
+        """The changes behind ``begins`` as they come; of one key, those after its version."""
+        spots = {name: dict(each) for name, each in begins.items()}
 
         def events(taken: Iterable[Delivery]) -> Iterator[StreamEvent]:
             for delivery in taken:
-                if delivery.spot <= spots[delivery.partition]:
+                own, version = spots[delivery.entity], versions.get(delivery.entity, 0)
+                if delivery.spot <= own[delivery.partition]:
                     continue
                 # What came before it in the other partitions was taken before it, or is not wanted.
-                _advance(spots, delivery.spots)
+                _advance(own, delivery.spots)
                 if version and delivery.change.version <= version:
                     continue
-                yield _change(self.wish, delivery, hub.token_of(spots))
+                yield _change(self.wish[delivery.entity], delivery, self._token(spots))
 
         while True:
             self.awake.clear()
-            taken, dropped = subscription.take()
-            if dropped:
-                if self.wish.when_slow == "disconnect":
+            found = [each.take() for each in self._subscriptions.values()]
+            if dropped := sum(count for _, count in found):
+                if self._common.when_slow == "disconnect":
                     yield [StreamEvent("slow", _SLOW)]
                     return
                 yield [StreamEvent("dropped", orjson.dumps({"changes": dropped}).decode())]
+            # Each entity type's own order stays; a token says how far each of them was read.
+            lists = (each for each, _ in found)
+            taken = [*heapq.merge(*lists, key=lambda each: each.record.timestamp_ms)]
             for batch in _batches(events(taken)):
                 yield batch
-            if (failure := subscription.failure or hub.failure) is not None:
-                raise failure.with_traceback(None)
+            for name, hub in self._hubs.items():
+                if (failure := self._subscriptions[name].failure or hub.failure) is not None:
+                    raise failure.with_traceback(None)
             if taken:
                 continue
             if await self.is_awake():
                 await asyncio.sleep(_GATHER_S)
             else:
-                _advance(spots, hub.reached(subscription))
-                yield [StreamEvent("", token=hub.token_of(spots))]
+                for name, own in spots.items():
+                    _advance(own, self._hubs[name].reached(self._subscriptions[name]))
+                yield [StreamEvent("", token=self._token(spots))]
 
-    def _present(self, spots: Mapping[Partition, Spot]) -> _Present:
-        """The present rows: read after the subscription began, so that no change is missing."""
-        wish, config, app = self.wish, self.home.config, self.home.app
+    def _present(self, wish: Wish, spots: Spots) -> tuple[IO[bytes], Spots, int]:
+        """The present rows as lines of JSON, and the changes in them: up to spots and a version.
+
+        They are read after the subscription began, so that no change is missing.
+        """
+        config, app = self.home.config, self.home.app
         entity, lines = wish.entity_type.name, SpooledTemporaryFile(_PRESENT_BYTES)
 
         def add(key: str, version: int, state: Any) -> None:
-            row = {"key": key, "version": version, "state": wish.mask.state(state)}
+            row = {"entity": entity, "key": key, "version": version}
+            shown = wish.mask.state(wish.entity_type.today(state))
+            row |= {"link": wish.link(key, version)} if wish.is_thin else {"state": shown}
             lines.write(row_json(row) + b"\n")
 
         if wish.key is not None:
@@ -284,10 +335,10 @@ class ChangeSubscriber(Subscriber[Subscriptions, Wish]):
                 try:
                     found = reader.get(entity, wish.key)
                 except NotFound:
-                    return _Present(lines, spots)
+                    return lines, spots, 0
             add(found.key, found.version, found.state)
             lines.seek(0)
-            return _Present(lines, spots, found.version)
+            return lines, spots, found.version
 
         def take(rows: Iterator[tuple[str, int, Any]]) -> None:
             lines.seek(0)
@@ -297,10 +348,10 @@ class ChangeSubscriber(Subscriber[Subscriptions, Wish]):
 
         position = read_live(config, app, entity, take)
         lines.seek(0)
-        return _Present(lines, position.spots)
+        return lines, position.spots, 0
 
 
-def _advance(spots: dict[Partition, Spot], reached: Mapping[Partition, Spot]) -> None:
+def _advance(spots: dict[Partition, Spot], reached: Spots) -> None:
     for partition, spot in reached.items():
         spots[partition] = max(spots[partition], spot)
 
@@ -324,11 +375,12 @@ _SLOW: Final = orjson.dumps(
 ).decode()
 
 
-def _chunk(deliveries: Iterator[Delivery], wish: Wish) -> list[StreamEvent]:
+def _chunk(deliveries: Iterator[Delivery], wishes: Wishes) -> list[StreamEvent]:
     """The next events of the past; empty at its end. A chunk without wanted changes has one."""
     events, last, held = list[StreamEvent](), None, 0
     for last in islice(deliveries, _CHUNK):
         held += len(last.record.value or b"")
+        wish = wishes[last.entity]
         if wish.wants(last):
             events.append(_change(wish, last, last.token))
         if held >= _CHUNK_BYTES:
@@ -338,14 +390,11 @@ def _chunk(deliveries: Iterator[Delivery], wish: Wish) -> list[StreamEvent]:
 
 def _change(wish: Wish, delivery: Delivery, token: str) -> StreamEvent:
     shown = wish.mask.change(delivery.record.value or b"")
+    if wish.is_thin:
+        head = decode_wire(shown)
+        thin = {name: getattr(head, name) for name in ("entity", "key", "version", "kind")}
+        shown = row_json({**thin, "link": wish.link(head.key, head.version)})
     return StreamEvent("change", shown.decode(), token)
-
-
-def _position(wish: Wish) -> LogPosition | None:
-    """The position after which a subscription goes on; ``None``: it begins now or at the start."""
-    if wish.since in (NOW, BEGINNING):
-        return None
-    return parse_token(wish.since).positions.get(wish.entity_type.name)
 
 
 def _trigger(entity_type: EntityType, given: Mapping[str, str], mask: Mask) -> Trigger | None:

@@ -86,7 +86,11 @@ def change_columns(state: Iterable[pa.Field[Any]]) -> list[pa.Field[Any]]:
 
 def shapes(fields: Sequence[ModelField]) -> dict[str, Any]:
     """The JSON type of each column, for a validator that has neither Python nor Arrow."""
-    return {each.written: _shape(each.tree, is_required=each.is_required) for each in fields}
+    found = {each.written: _shape(each.tree, is_required=each.is_required) for each in fields}
+    for each in fields:
+        if each.former:
+            found[each.written]["former"] = list(each.former)
+    return found
 
 
 def _shape(tree: FieldTree, *, is_required: bool = False) -> dict[str, Any]:
@@ -132,18 +136,20 @@ def _check_object(tree: FieldTree, entity: str, parents: tuple[FieldTree, ...]) 
     names = [each.written for each in tree.columns]
     if not names:
         raise InvalidEntityType(f"{entity}: {model.__name__} has no fields")
-    for name in names:
+    named = [*names, *(name for each in tree.fields for name in each.former)]
+    for name in named:
         if fault := column_fault(name, is_inner=bool(parents)):
             raise InvalidEntityType(
                 f"{entity}: {model.__name__}: the name {name!r} {fault}.",
                 advice="Give the field another name, or another alias.",
             )
-    alike = Counter(name.lower() for name in names)
-    twice = [name for name in names if alike[name.lower()] > 1]
+    alike = Counter(name.lower() for name in named)
+    twice = [name for name in named if alike[name.lower()] > 1]
     if twice:
         raise InvalidEntityType(
             f"{entity}: the fields {', '.join(twice)} of {model.__name__} have one name in SQL",
-            advice="Give one of them another name, or an alias.",
+            advice="Give one of them another name, or an alias. A former name belongs to one field,"
+            " and no present one may have it: nothing would tell which of them a state means.",
         )
 
 

@@ -309,6 +309,8 @@ class ChangeCodec:
     def decode(self, value: bytes) -> Change[dict[str, Any]]:
         """Read a change; unknown envelope fields are kept in ``extra``.
 
+        Its states have today's names of their fields.
+
         Raises InvalidChange naming entity, key and the reason.
         """
         name = self.entity_type.name
@@ -325,8 +327,8 @@ class ChangeCodec:
                 occurred_at=wire.occurred_at,
                 recorded_at=wire.recorded_at,
                 provenance=msgspec.convert(wire.provenance, Provenance, from_attributes=True),
-                current=decode_json(wire.current_entity_state),
-                original=decode_json(wire.original_entity_state),
+                current=self.entity_type.today(decode_json(wire.current_entity_state)),
+                original=self.entity_type.today(decode_json(wire.original_entity_state)),
                 event=_event(wire.event),
                 transaction=wire.provenance.transaction,
                 extra={k: decode_json(v) for k, v in fields.items() if k not in WIRE_FIELDS},

@@ -139,14 +139,15 @@ class JoinedStream:
     def own_key(self, entity_types: Mapping[str, EntityType]) -> OwnKey:
         """How the other entity's key is read from a record: as it is from that entity's states."""
         own = entity_types[self.to].own_key
-        kind = entity_types[self.entity].shape["fields"][self.on]["type"]
-        return OwnKey(self.on, kind if own is None else own.type)
+        (field,) = (f for f in entity_types[self.entity].columns if f.written == self.on)
+        kind = str(field.tree.type) if own is None else own.type
+        return OwnKey(self.on, kind, field.former)
 
     def wanted(self, own_key: OwnKey, message: Message) -> tuple[str, datetime] | None:
         """Key of the entity that a record is joined with, and the time; ``None``: it names none."""
         current = _state(message.current_entity_state)
         state = _state(message.original_entity_state) if current is None else current
-        found = (state or {}).get(self.on)
+        found = own_key.of(state or {})
         if found is None:
             return None
         return own_key.text(found), datetime.fromisoformat(message.occurred_at)

@@ -6,17 +6,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import ErrorDetails, PydanticSerializationError
 
 from everstate.changes.accepting import NotAccepted, accept, read_exactly, read_row, read_values
 from everstate.changes.arrow import arrow_schema, check_columns, shapes
 from everstate.changes.carrying import Ambiguous, carried, place_of
 from everstate.changes.depth import TOO_DEEP, is_too_deep
 from everstate.changes.equality import has_equal_values
-from everstate.changes.fields import FieldType, ModelField, has_rule, ruled_tree, tree_of
+from everstate.changes.fields import FieldType, ModelField, ValuePath, has_rule, tree_of
+from everstate.changes.former import CLASH, FormerNames, OnClash, former_of
 from everstate.changes.keys import NAME, OwnKey, key_text
 from everstate.changes.moments import OUT_OF_RANGE, holds_offset
 from everstate.changes.read_back import ReadBack
@@ -33,6 +34,7 @@ from everstate.errors import InvalidChange, InvalidEntityType
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 _NUMBERS: Final[tuple[FieldType, ...]] = ("integer", "float", "decimal")
 _NUMBERS_MAX = 8
 EntityOrigin = Literal["given", "made", "stored"]
@@ -174,6 +176,7 @@ class EntityType:
     def validate(self, state: Mapping[str, Any] | BaseModel) -> BaseModel:
         """Make the model from a state of the log; raises InvalidChange naming field and reason.
 
+        Former names are read as today's; a field whose names have different values is refused.
         Fields that the model does not have are dropped: an older model may have had them.
         """
         return state if isinstance(state, self.model) else self._made(read_values, state)
@@ -200,7 +203,7 @@ class EntityType:
 
     def _made(self, make: Callable[[type[BaseModel], Any], BaseModel], state: Any) -> BaseModel:
         try:
-            return make(self.model, state)
+            return make(self.model, self.today(state, self._refuse))
         except (ValidationError, NotAccepted) as cause:
             if isinstance(cause, ValidationError):
                 refused = NotAccepted(self.model, cause.errors(include_url=False))
@@ -210,6 +213,39 @@ class EntityType:
             named = None if key is None else str(key)
             raise InvalidChange(self.name, named, *refused.problems("state")[0]) from cause
 
+    def _refuse(self, at: ValuePath) -> None:
+        error: ErrorDetails = {"type": "value_error", "loc": at, "msg": CLASH, "input": None}
+        raise NotAccepted(self.model, [error])
+
+    @cached_property
+    def former(self) -> FormerNames:
+        """The former names of its fields."""
+        return former_of(self.model)
+
+    def today(self, state: T, on_clash: OnClash | None = None) -> T:
+        """A state, decoded or as JSON text, with today's names of its fields.
+
+        See :meth:`FormerNames.of_state`.
+        """
+        return self.former.of_state(state, on_clash)
+
+    def names_to(self, path: Sequence[str]) -> list[tuple[str, ...]]:
+        """For each field on the way to one its names, today's first; lists on the way have none."""
+        found, at = list[tuple[str, ...]](), self.former
+        for part in path:
+            at = at.element or at
+            found.append(at.names(part))
+            at = at.within(part)
+        return found
+
+    def restated(self, text: bytes) -> bytes:
+        """A stored state as the model writes it, if it has former names that the model reads."""
+        try:
+            today = self.today(text)
+            return text if today is text else self.encode(self.validate_json(today), "stored")
+        except (InvalidChange, ValueError):
+            return text
+
     def is_equal(self, one: str | None, other: str | None) -> bool:
         """Whether the JSON of two states has equal values; see :mod:`everstate.changes.equality`.
 
@@ -217,8 +253,7 @@ class EntityType:
         """
         if one == other or one is None or other is None or not self.has_many_texts:
             return one == other
-        place = ruled_tree(self.model)
-        return place is not None and has_equal_values(place, one, other)
+        return has_equal_values(tree_of(self.model), *map(self.today, (one, other)))
 
     def carry(self, key: str, before: str | bytes, state: bytes) -> bytes:
         """The JSON of a state with the fields of the state before that the model does not have.
@@ -227,14 +262,14 @@ class EntityType:
         InvalidChange when a list's new elements do not tell which of them has such fields.
         """
         try:
-            return carried(self.model, self.removed, before, state)
+            return carried(self.model, self.removed, self.today(before), state)
         except Ambiguous as cause:
             raise InvalidChange(self.name, key, cause.field, str(cause)) from cause
 
     @cached_property
     def has_many_texts(self) -> bool:
-        """Whether equal states may have different JSON, as the model has decimals or times."""
-        return has_rule(self.model, "decimal", "timestamp")
+        """Whether equal states may have different JSON: by decimals, times or former names."""
+        return bool(self.former) or has_rule(self.model, "decimal", "timestamp")
 
     def encode(self, entity: BaseModel, origin: EntityOrigin = "given") -> bytes:
         """JSON of an entity's state, UTF-8; an equal entity has the same in every process.

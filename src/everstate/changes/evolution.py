@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 from everstate.changes.entity import EntityType
 
 ModelChange: TypeAlias = Literal[
-    "added", "removed", "dropped", "widened", "optional", "required", "retyped", "key"
+    "added", "renamed", "removed", "dropped", "widened", "optional", "required", "retyped", "key"
 ]
 _REFUSED: Final = frozenset({"required", "retyped", "key"})
 _INTEGER_DIGITS: Final = 19
@@ -23,17 +23,18 @@ _INTEGER_DIGITS: Final = 19
 class FieldChange:
     """One difference between two models of an entity type.
 
-    ``what``: a field was `added`, which states from before lack; `removed`, now or at an earlier
-    start; `dropped`, because the entity type's ``removed`` names it now; `widened` to a type
-    that takes every old value; it may be missing now (`optional`); it may not (`required`); it has
-    a type that old values may not fit (`retyped`); another field is the `key`.
+    ``what``: a field was `added`, which states from before lack; `renamed`, so that they have it
+    under the name in ``before``; `removed`, now or at an earlier start; `dropped`, because the
+    entity type's ``removed`` names it now; `widened` to a type that takes every old value; it may
+    be missing now (`optional`); it may not (`required`); it has a type that old values may not fit
+    (`retyped`); another field is the `key`.
     """
 
     entity: str
     field: str
     what: ModelChange
     before: str | None = None
-    """The field's old type in words, or the field that was the key."""
+    """The field's old type in words, its former name, or the field that was the key."""
     after: str | None = None
 
     @property
@@ -44,11 +45,14 @@ class FieldChange:
     @property
     def meaning(self) -> str:
         """What happens to old messages, or what to do instead."""
-        return _MEANINGS[self.what].format(field=self.field, after=self.after)
+        told = {"field": self.field, "before": self.before, "after": self.after}
+        return _MEANINGS[self.what].format(**told)
 
 
 _MEANINGS: Final[Mapping[ModelChange, str]] = {
     "added": "states from before have no value there",
+    "renamed": "{before} in states from before is read as {field}; views that use it are built "
+    "again, beside those that readers see",
     "removed": "its values stay in messages, and in states until `removed` names it",
     "dropped": "its values stay in messages, and in a state until the next write of it",
     "widened": "views that use it are built again",
@@ -67,23 +71,29 @@ def model_note(entity_type: EntityType, before: Mapping[str, Any] | None = None)
     until ``removed`` names them, because states still have them.
     """
     fields = entity_type.shape["fields"]
-    had = {} if before is None else {**before.get("former", {}), **before["fields"]}
-    named = {*fields, *entity_type.removed}
+    had = {} if before is None else _had(before)
+    named = {*fields, *entity_type.removed, *_now(fields)}
     former = {name: shape for name, shape in had.items() if name not in named}
     return {"key": entity_type.key, "fields": fields, **({"former": former} if former else {})}
 
 
 def field_changes(before: Mapping[str, Any], entity_type: EntityType) -> list[FieldChange]:
     """Differences between a stored model description and the present model, by field."""
-    name, old, new = entity_type.name, before["fields"], entity_type.shape["fields"]
-    former = {field: one for field, one in before.get("former", {}).items() if field not in new}
-    old = {**former, **old}
-    found = []
-    if before["key"] != entity_type.key:
+    name, new = entity_type.name, entity_type.shape["fields"]
+    old = {f: one for f, one in _had(before).items() if f in before["fields"] or f not in new}
+    now, found = _now(new), []
+    if entity_type.key not in (before["key"], now.get(before["key"])):
         found.append(FieldChange(name, entity_type.key, "key", before["key"], entity_type.key))
     for field in sorted(old.keys() | new.keys()):
-        one, other = old.get(field), new.get(field)
+        one, other = old.get(field), new.get(now.get(field, field))
         types = (one and _words(one), other and _words(other))
+        if one is None and any(was in old for was in other.get("former", ())):
+            continue  # it is compared under that name
+        if field in now:
+            field, was = now[field], field
+            if was in before["fields"].get(field, {}).get("former", ()):
+                continue  # it was renamed before
+            found.append(FieldChange(name, field, "renamed", was, types[1]))
         if one is None:
             what: ModelChange | None = "required" if other["required"] else "added"
         elif other is None:
@@ -93,6 +103,18 @@ def field_changes(before: Mapping[str, Any], entity_type: EntityType) -> list[Fi
         if what is not None:
             found.append(FieldChange(name, field, what, *types))
     return found
+
+
+def _now(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Former name of a field → its name."""
+    return {was: name for name, shape in fields.items() for was in shape.get("former", ())}
+
+
+def _had(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Each field that states may have by a stored description, under every name."""
+    fields = note["fields"]
+    renamed = {was: fields[name] for was, name in _now(fields).items()}
+    return {**note.get("former", {}), **renamed, **fields}
 
 
 def _between(one: Mapping[str, Any], other: Mapping[str, Any]) -> ModelChange | None:
@@ -105,8 +127,8 @@ def _between(one: Mapping[str, Any], other: Mapping[str, Any]) -> ModelChange | 
 
 
 def _type(shape: Any) -> Any:
-    """A shape without its top-level `required` flag."""
-    return {name: part for name, part in shape.items() if name != "required"}
+    """A shape without its top-level `required` flag, and without former names."""
+    return {name: part for name, part in shape.items() if name not in ("required", "former")}
 
 
 def _takes(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
@@ -125,9 +147,10 @@ def _takes(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
         return False
     if kind == "struct":
         return all(
-            (name in old["fields"] or not part["required"])
-            and (name not in old["fields"] or _same_or_wider(old["fields"][name], part))
+            (was or not part["required"]) and all(_same_or_wider(each, part) for each in was)
             for name, part in new["fields"].items()
+            for names in [(name, *part.get("former", ()))]
+            for was in [[old["fields"][each] for each in names if each in old["fields"]]]
         )
     if kind in ("list", "map"):
         return _same_or_wider(old["element"], new["element"])

@@ -69,6 +69,13 @@ Rule: TypeAlias = Callable[["FieldTree", Any, ValuePath], Any]
 """Returns what a value is replaced by."""
 
 
+class Formerly:
+    """Names that a field had before, as ``city: Annotated[str, Formerly("city_name")]``."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelField:
     """A field of a model, or a computed field."""
@@ -84,11 +91,13 @@ class ModelField:
     """The names from which the model reads it."""
     aliases: tuple[str, ...] = ()
     """The names in the input that are, or contain, its value."""
+    former: tuple[str, ...] = ()
+    """The names that it had in states before, see :mod:`everstate.changes.former`."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name of it in states: first the written one."""
-        return self.written, self.name, *self.aliases
+        return self.written, self.name, *self.aliases, *self.former
 
     @property
     def is_required(self) -> bool:
@@ -400,6 +409,7 @@ def _object(model: Model, known: _Known) -> FieldTree:
                 written,
                 _read_names(model, name, info, whole),
                 tuple(path[0] for path in paths),
+                tuple(n for m in info.metadata if isinstance(m, Formerly) for n in m.names),
             )
         )
         given = {name, info.alias or name, *whole}

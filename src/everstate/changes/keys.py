@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
@@ -61,6 +62,13 @@ class OwnKey(NamedTuple):
 
     column: str
     type: str
+    former: tuple[str, ...] = ()
+    """Names that the column had before."""
+
+    def of(self, state: Mapping[str, Any]) -> Any:
+        """The key's value in a decoded state; ``None``: it has none, or several under its names."""
+        found = [state[n] for n in (self.column, *self.former) if state.get(n) is not None]
+        return found[0] if found and all(each == found[0] for each in found) else None
 
     def text(self, value: Any) -> str:
         """The key that a JSON value names; the text of a value that is no such key."""

@@ -97,7 +97,8 @@ class Changed(Trigger):
     def fires(self, entity_type: EntityType, original: State | None, current: State | None) -> bool:
         """Whether the field's typed column differs; a missing state counts as null."""
         kind = arrow_type(field_of(entity_type, self.path))
-        old, new = (typed_value(kind, _found(state, self.path)) for state in (original, current))
+        states = (entity_type.today(each, lambda _: None) for each in (original, current))
+        old, new = (typed_value(kind, _found(state, self.path)) for state in states)
         if old == new:
             return False
         return (self.before is None or old in self.before) and (

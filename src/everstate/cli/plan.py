@@ -217,7 +217,7 @@ def _why(step: Step, rows: Sequence[ViewVersion], changes: Sequence[FieldChange]
     if dict(seen.definition) != dict(step.declared.definition):
         return "its SQL"
     used = [
-        f"{each.field} is {each.after}"
+        f"{each.field} {f'was {each.before}' if each.what == 'renamed' else f'is {each.after}'}"
         for each in changes
         if each.entity == step.entity and each.field in step.declared.fields
     ]
@@ -226,6 +226,7 @@ def _why(step: Step, rows: Sequence[ViewVersion], changes: Sequence[FieldChange]
 
 def _field(change: FieldChange, project: App, rows: Sequence[ViewVersion]) -> PlannedField:
     """A change of a model, with the views it affects, by their declared and their kept SQL."""
+    names = {change.field, change.before if change.what == "renamed" else None}
     using = {
         plan.name
         for plan in project.views.values()
@@ -234,7 +235,7 @@ def _field(change: FieldChange, project: App, rows: Sequence[ViewVersion]) -> Pl
     using |= {
         row.name
         for row in rows
-        if row.published and row.entity == change.entity and change.field in row.fields
+        if row.published and row.entity == change.entity and not names.isdisjoint(row.fields)
     }
     return PlannedField(
         entity=change.entity,

@@ -214,11 +214,13 @@ class AsyncClient:
         identifier: str | None = None,
         actor: str | None = None,
         when_slow: str | None = None,
+        thin: bool = False,
     ) -> AsyncIterator[Event]:
         """Changes of an entity type as they come, for ever; see :class:`Event`.
 
-        ``since``: a token, ``"beginning"`` or ``"now"``. ``current``: first the present rows.
-        ``becomes``: `field:value`. When the connection is lost, the subscription continues after
+        ``entity``: also several, `guest,order`. ``since``: a token, a time, ``"beginning"`` or
+        ``"now"``. ``current``: first the present rows. ``becomes``: `field:value`. ``thin``: a
+        link in place of the states. When the connection is lost, the subscription continues after
         the last event by itself: no change is missing and none comes twice. Raises RequestFailed
         when the server refuses the subscription, or ends it with an error.
         """
@@ -233,6 +235,7 @@ class AsyncClient:
             "identifier": identifier,
             "actor": actor,
             "when_slow": when_slow,
+            "thin": "true" if thin else None,
         }
         return self._follow(reading(f"/stream{place(entity)}", **query))
 
@@ -301,11 +304,17 @@ class AsyncClient:
     async def feed(self, entity: str, *, since: str = BEGINNING) -> AsyncIterator[FeedPage]:
         """Changes of an entity type as pages, from ``since`` on to what there is now.
 
+        ``entity``: also several, `guest,order`: in the order of their common stream.
         ``since``: the :attr:`FeedPage.bookmark` of an earlier page, ``"beginning"`` or ``"now"``.
         A walk that begins after a bookmark misses no change and gets none twice. A page that is
         closed comes from any HTTP cache on the way. Raises RequestFailed (410: the changes are
         not stored any more), and InvalidToken.
         """
+        while "," in entity:
+            found = await self._object(reading(f"/feed{place(entity)}", since=since))
+            yield FeedPage(entity, 0, False, found["changes"], since := found["token"])
+            if found["live"]:
+                return
         walk = FeedWalk(entity, since)
         walk.begin(await self._object(walk.listing()))
         while (request := walk.following()) is not None:

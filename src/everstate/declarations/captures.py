@@ -24,10 +24,9 @@ Naming = Literal["as_is", "lower", "snake"]
 Times = Literal["ms", "us", "ns", "s"]
 
 CAPTURE_KINDS: Final = ("postgresql", "mariadb", "mysql")
-"""Kinds whose connector writes one raw log, where a ``dsn`` is declared; `everstate cdc add` makes
-connectors for PostgreSQL and MariaDB only."""
+"""Kinds for which `everstate cdc add` makes a connector, which writes one raw log."""
 OUTBOX_KINDS: Final = ("mariadb", "mysql")
-"""Kinds whose outbox tables are read; PostgreSQL has its own relay."""
+"""Kinds with a binlog. Their outbox tables are read; PostgreSQL has its own relay."""
 _AGGREGATE: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,150}")
@@ -37,9 +36,9 @@ Convert = (
     Callable[[Any], Any] | Literal["days", "s", "ms", "us", "ns", "json", "bool", "text", "numeric"]
 )
 """How one column's values become the field's: numbers as days or as time since 1970, text that
-is JSON, 0 and 1 as false and true, anything as text; a ``numeric`` column that may hold NaN or
-infinity, which Debezium writes as names of Java constants (``NAN``), as text that PostgreSQL
-reads; or a function of your own."""
+is JSON (a field of text has it without blanks), 0 and 1 as false and true, anything as text; a
+``numeric`` column that may hold NaN or infinity, which Debezium writes as names of Java constants
+(``NAN``), as text that PostgreSQL reads; or a function of your own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

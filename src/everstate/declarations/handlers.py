@@ -31,12 +31,16 @@ class Context:
 
     _connection: Any = field(repr=False)
     _used: Event = field(repr=False)
-    id: UUID
-    """The same at each call for the same change: receivers recognise a repeated call by it."""
+    _id: Callable[[], UUID] = field(repr=False)
     attempt: int
     """1, and one more at each retry."""
     json: bytes = field(repr=False)
     """The change as it is in the log."""
+
+    @property
+    def id(self) -> UUID:
+        """The same at each call for the same change: receivers recognise a repeated call by it."""
+        return self._id()
 
     @property
     def connection(self) -> Any:

@@ -20,7 +20,7 @@ from everstate.errors import ChangeParked, InvalidChange, StatementRefused
 from everstate.errors.base import described
 from everstate.handling.tables import WAITS, HandlerTables, Item, Owned
 from everstate.log.attempt import Attempt, TookTooLong
-from everstate.postgres import Connection, Connections
+from everstate.postgres import Connection, Connections, has_ended
 from everstate.telemetry import RateLimitedLogger
 
 _failed: Final = RateLimitedLogger(logging.getLogger(__name__), logging.ERROR)
@@ -29,7 +29,6 @@ _PART_MAX: Final = 200
 _PART_S: Final = 0.3
 """For how long calls of one transaction begin: later ones are in the next."""
 _REASON_MAX: Final = 4_000
-_ENDED: Final = ("IDLE", "UNKNOWN")
 
 
 class _CallFailed(Exception):
@@ -136,8 +135,8 @@ class FunctionCaller(Closing):
         self, connection: Connection, used: threading.Event, change: Change[Any], item: Item
     ) -> None:
         """Call the function; raises _CallFailed for whatever it raises."""
-        call_id, number = self._handler.id_of(change.id), item.attempts + 1
-        context = Context(connection, used, call_id, number, item.value)
+        call_id = partial(self._handler.id_of, change.id)
+        context = Context(connection, used, call_id, item.attempts + 1, item.value)
         try:
             result = self._function(change, context)
             if inspect.iscoroutine(result):
@@ -146,7 +145,7 @@ class FunctionCaller(Closing):
                 with self._beginning:
                     loop = self._loop
                 asyncio.run_coroutine_threadsafe(limited, loop).result()
-            if used.is_set() and connection.info.transaction_status.name in _ENDED:
+            if used.is_set() and has_ended(connection):
                 raise ValueError("it ended the transaction of context.connection")
         except BaseException as cause:
             raise _CallFailed(described(cause)) from cause

@@ -84,14 +84,19 @@ class Consumer(Closing):
         finally:
             self._client.unassign()
 
-    def read_topic(self, topic: str) -> Iterator[Record]:
-        """All records that a topic has now, one partition after the other."""
+    def read_topic(self, topic: str, *, last: int | None = None) -> Iterator[Record]:
+        """All records that a topic has now, one partition after the other.
+
+        ``last``: only those at so many offsets before the end of each partition.
+        """
         with Offsets(self._config) as offsets:
             starts = offsets.beginnings([topic])
             whole = self._isolation == READ_UNCOMMITTED
             ends = offsets.high_watermarks([topic]) if whole else offsets.stable_ends([topic])
         for (name, partition), end in sorted(ends.items()):
-            yield from self.read(name, partition, starts[name, partition], end)
+            start = starts[name, partition]
+            start = start if last is None else max(start, end - last)
+            yield from self.read(name, partition, start, end)
 
     def tail(
         self, topics: Iterable[str], *, from_end: bool = True, idle_s: float | None = None

@@ -88,10 +88,12 @@ class ChangeStream:
     entity: str
     mark: bytes
     codec: ChangeCodec
+    others: Mapping[str, LogPosition] = field(default_factory=dict)
+    """How far the other entity types of a merged stream were read."""
 
     def token(self, spots: Mapping[Partition, Spot]) -> str:
-        """The token of spots in this log."""
-        return str(Token({self.entity: LogPosition(self.mark, spots)}))
+        """The token of spots in this log, and of the others."""
+        return str(Token({**self.others, self.entity: LogPosition(self.mark, spots)}))
 
 
 class Changes(Closing):
@@ -155,10 +157,6 @@ class Changes(Closing):
     def spots(self) -> dict[Partition, Spot]:
         """How far the stream has read each partition."""
         return dict(self._spots)
-
-    def token_of(self, spots: Mapping[Partition, Spot]) -> str:
-        """The token from which a stream of the same log continues at these spots."""
-        return self._stream.token(spots)
 
     def __iter__(self) -> Iterator[Delivery]:
         with self.reading():

@@ -181,10 +181,6 @@ class ChangeHub(SharedReader):
         with self._lock:
             return {} if subscription.has_waiting else dict(self._spots)
 
-    def token_of(self, spots: Mapping[Partition, Spot]) -> str:
-        """The token of a position in this log, once somebody has joined."""
-        return self._stream.token_of(spots)
-
     def position_of(self, spots: Mapping[Partition, Spot]) -> LogPosition:
         """The position of these spots in this log, once somebody has joined."""
         return LogPosition(self._stream.mark, spots)
@@ -196,7 +192,7 @@ class ChangeHub(SharedReader):
 
     def _read(self) -> float:
         if self._is_cut_off:
-            self._stream = self._make(since=self.token_of(self._spots))
+            self._stream = self._make(since=self._stream.token)
             if self._stopped.is_set():
                 self._stream.close()
                 return 0.0

@@ -5,15 +5,16 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from everstate.changes.tokens import LogPosition, Partition, Spot, Token
+from everstate.changes.tokens import LogPosition, Token
 from everstate.closing import Closing
 from everstate.config import Config
-from everstate.serving.changes import Changes, ChangeStream, Delivery, Since
+from everstate.errors import InvalidQuery
+from everstate.serving.changes import Changes, Delivery, Since
 from everstate.views.project import Project
 from everstate.views.source import GENERATION
 
@@ -22,23 +23,14 @@ _Place: TypeAlias = tuple[str, int]
 """An entity type and a partition."""
 
 
-@dataclass(frozen=True, slots=True)
-class _OneOfSeveral(ChangeStream):
-    """The stream of one entity type, and the positions of the others."""
-
-    others: Mapping[str, LogPosition]
-
-    def token(self, spots: Mapping[Partition, Spot]) -> str:
-        return str(Token({**self.others, self.entity: LogPosition(self.mark, spots)}))
-
-
 class MergedChanges(Closing):
     """Iterates over accepted changes of several entity types, with one token for all of them.
 
     A key's changes have the order of their versions. All others come by the time at which the log
     has them: exactly, as far as they were accepted before the stream began, and as they arrive
     afterwards. What the log no longer has comes first, from the archives, one entity type after
-    the other. Otherwise as :class:`~everstate.serving.changes.Changes`, which has the errors.
+    the other. Otherwise as :class:`~everstate.serving.changes.Changes`, which has the errors;
+    raises InvalidQuery without an entity type.
     """
 
     def __init__(
@@ -51,6 +43,10 @@ class MergedChanges(Closing):
         until: Since | None = None,
         raw: bool = False,
     ) -> None:
+        if not entities:
+            raise InvalidQuery(
+                "no entity type is named.", advice='Name some: app.changes(["guest", "order"], …).'
+            )
         self._stopped, self._streams = threading.Event(), dict[str, Changes]()
         with ExitStack() as unfinished:
             for entity in dict.fromkeys(entities):
@@ -118,11 +114,11 @@ class MergedChanges(Closing):
 
     def _delivered(self, delivery: Delivery) -> Delivery:
         """A change with the token of all streams."""
-        name, stream = delivery.entity, delivery.stream
+        name = delivery.entity
         self._spots[name] = {**self._spots[name], delivery.partition: delivery.spot}
         others = {each: self._position(each) for each in self._streams if each != name}
-        made = _OneOfSeveral(name, stream.mark, stream.codec, others)
-        return replace(delivery, stream=made, others=self._spots[name])
+        stream = replace(delivery.stream, others=others)
+        return replace(delivery, stream=stream, others=self._spots[name])
 
     def _position(self, name: str) -> LogPosition:
         return LogPosition(self._streams[name].mark, self._spots[name])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -100,12 +100,11 @@ class Condition:
         return f"{self.term.compared} {operator} %s::{self.term.cast}", [self.value]
 
 
-def _field(name: str, tree: FieldTree, cast: str) -> str:
+def _field(path: Sequence[Sequence[str]], tree: FieldTree, cast: str) -> str:
     """A field of a state; NULL where its value does not fit.
 
     Numbers have all the digits that were written: a typed column may hold fewer.
     """
-    path = name.split(".")
     if cast != "numeric":
         return typed_field(path, arrow_type(tree))
     place, text = (typed_field(path, each) for each in (_JSON, pa.string()))
@@ -197,7 +196,8 @@ def field_of(entity_type: EntityType, name: str) -> Term:
     if not tree.is_zoned:
         read_as = "timestamp"
     cast = "numeric" if read_as == "whole" else read_as
-    return Term(name, _field(name, tree, cast), cast, read_as=read_as)
+    text = _field(entity_type.names_to(name.split(".")), tree, cast)
+    return Term(name, text, cast, read_as=read_as)
 
 
 _READ_AS: Final[Mapping[FieldType | None, str]] = {

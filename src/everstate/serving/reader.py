@@ -488,7 +488,8 @@ def _ends(rows: Sequence[Row]) -> Row | None:
 
 
 def _in_order(kind: EntityType, state: dict[str, Any]) -> dict[str, Any]:
-    """A state with its fields in the model's order, which jsonb does not keep."""
+    """A state with today's names of its fields, in the model's order, which jsonb does not keep."""
+    state = kind.today(state)
     ordered = {name: state[name] for name in kind.field_names if name in state}
     return ordered if len(ordered) == len(state) else {**ordered, **state}
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from sqlglot import exp
 
 from everstate.changes import EntityType
+from everstate.changes.former import FormerNames
 from everstate.changes.keys import column_fault
 from everstate.errors import InvalidTrigger, InvalidView
 from everstate.views.control import ViewVersion
@@ -42,7 +43,7 @@ from everstate.views.names import length_fault
 from everstate.views.options import check_options
 from everstate.views.ordering import as_shown, ties_of, unordered
 from everstate.views.outputs import Outputs, in_declared_scale
-from everstate.views.tables import HOME
+from everstate.views.tables import HOME, meaning_of
 from everstate.views.windows import Windows, in_calendar, without_windows
 
 EntityTypes: TypeAlias = Mapping[str, EntityType]
@@ -53,9 +54,20 @@ _KEPT_ALWAYS = {kind.kind: kind for kind in (LatestPlan, HistoryPlan)}
 def compile_view(definition: Definition, entity_types: EntityTypes) -> ViewPlan:
     """Plan of a definition. Raises InvalidView with the reason and the nearest form that works."""
     if isinstance(definition, PythonDefinition):
-        return python_plan(definition, entity_types[definition.entity])
-    (compiled,) = (w.compiled for w in WAYS.values() if w.definition is type(definition))
-    return compiled(definition, entity_types)
+        plan: ViewPlan = python_plan(definition, entity_types[definition.entity])
+    else:
+        (compiled,) = (w.compiled for w in WAYS.values() if w.definition is type(definition))
+        plan = compiled(definition, entity_types)
+    return _with_former(plan, entity_types[plan.entity].former)
+
+
+def _with_former(plan: ViewPlan, former: FormerNames) -> ViewPlan:
+    """The plan with the former names of the fields that it uses: with others it is built again."""
+    uses_all = plan.rules.trigger is not None or not {"current", "original"}.isdisjoint(plan.fields)
+    names = sorted({*former.fields, *former.inside})
+    used = [name for name in names if uses_all or name in plan.fields]
+    told = [f"{former.names(name)} {former.within(name)}" for name in used]
+    return replace(plan, fingerprint=meaning_of([plan.fingerprint, *told])) if told else plan
 
 
 def _compiled_sql(definition: ViewDefinition, entity_types: EntityTypes) -> ViewPlan:

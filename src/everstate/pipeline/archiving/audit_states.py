@@ -20,6 +20,7 @@ from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StructFiel
 from everstate.changes import EntityType
 from everstate.changes.equality import decimal_text, one_text
 from everstate.changes.fields import FieldTree, FieldType, tree_of
+from everstate.changes.former import NONE, FormerNames
 from everstate.changes.json_numbers import JsonNumber, decode, encode_sorted
 from everstate.pipeline.spark.states import state_schema
 
@@ -59,13 +60,15 @@ class StateDigests:
     """What a state without the field has there."""
     only_known: bool
     """Whether members that the place does not have are left out: an older model had them."""
+    former: FormerNames = NONE
+    """The names that members had before."""
 
     def by_values(self, text: bytes) -> int:
         """A 64-bit hash of a state's values. Cost: it is decoded, some 20 µs."""
         try:
             tree = decode(text)
             if isinstance(tree, dict):
-                tree = self._meant({**self.defaults, **tree}, self.place)
+                tree = self._meant({**self.defaults, **self.former.today(tree)}, self.place)
             meant = encode_sorted(tree)
         except ValueError:
             meant = text  # not read by everyone: then the texts have to be equal
@@ -137,7 +140,8 @@ def state_digests(entity_type: EntityType | None, stored: DataType) -> StateDige
     tree, place = tree_of(entity_type.model), _place(state_schema(entity_type))
     for each in tree.computed:
         place.members.pop(each.written, None)  # what it is made of is compared
-    return StateDigests(place, dict(_defaults(tree)), not tree.keeps_unknown)
+    known = (place, dict(_defaults(tree)), not tree.keeps_unknown)
+    return StateDigests(*known, entity_type.former)
 
 
 def _defaults(tree: FieldTree) -> Iterator[tuple[str, Any]]:

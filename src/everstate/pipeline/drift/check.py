@@ -181,7 +181,7 @@ class _Check:
             time.sleep(self._config.drift.settle_s)
             sides = _joined(stored, self._logged(ranges))
             kind = self._entity_type
-            judge = tasks.judging(self._truth, kind.own_key, kind.arrow_schema)
+            judge = tasks.judging(self._truth, kind.own_key, kind.arrow_schema, kind.former)
             found = sides.mapInArrow(judge, from_arrow_schema(tasks.FOUND)).persist()
             found.count()
         finally:

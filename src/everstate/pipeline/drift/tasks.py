@@ -17,6 +17,7 @@ import pyarrow as pa
 from everstate.changes.codec import decode_wire
 from everstate.changes.drift import Drifted, Heard, Stored, Truth, What
 from everstate.changes.entity import holds_nul
+from everstate.changes.former import NONE, FormerNames
 from everstate.changes.json_numbers import decode, sorted_text
 from everstate.changes.keys import OwnKey, check_key
 from everstate.changes.typed import fits
@@ -158,12 +159,15 @@ def _side(number: int, stored: Stored, *, keep_state: bool) -> dict[str, Any]:
     }
 
 
-def judging(truth: Truth, own_key: OwnKey | None, columns: pa.Schema) -> Task:
+def judging(
+    truth: Truth, own_key: OwnKey | None, columns: pa.Schema, former: FormerNames = NONE
+) -> Task:
     """In: :data:`SIDES` of entities that differ. Out: how they differ, as :data:`FOUND`.
 
     The source is read once more: an entity that has changed in the source since is no drift, and
     a change that the source has yet to publish is lag. ``own_key``: where a state has its key; the
     state of another key is refused, and so is one that does not fit its typed ``columns``.
+    ``former``: the former names of its fields.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -179,7 +183,7 @@ def judging(truth: Truth, own_key: OwnKey | None, columns: pa.Schema) -> Task:
             for row in rows:
                 present, waits = now.get(row["key"], (None, False))
                 if judged := _judge(row, present, waits=waits):
-                    state = None if present is None else present.state
+                    state = None if present is None else former.of_state(present.state)
                     fault = None if own_key is None else own_key.fault(state, row["key"])
                     if fault := fault or state_fault(columns, state):
                         judged["why"] += f"; its state does not fit the model: {fault}"

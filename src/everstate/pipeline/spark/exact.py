@@ -53,7 +53,7 @@ def is_doubtful(text: Column, entity_type: EntityType) -> Column | None:
     for tree in tree_of(entity_type.model).walk(computed=True):
         for field in tree.columns:
             if (plain := _plain(arrow_type(field.tree))) is not None:
-                names.setdefault(plain, set()).add(field.written)
+                names.setdefault(plain, set()).update((field.written, *field.former))
     if not names:
         return None
     # Each expression begins with fixed characters, which Java finds with Boyer and Moore's method:

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 from everstate.changes import PROVENANCE_FIELDS, EntityType, Kind
 from everstate.changes.moments import FINER
 from everstate.pipeline.spark.exact import is_doubtful, texts_schema
+from everstate.pipeline.spark.former import has_clash, today
 from everstate.pipeline.spark.states import (
     CORRUPT,
     HEADERS,
@@ -44,6 +45,7 @@ from everstate.pipeline.spark.states import (
     fitted_state,
     holds,
     state_schema,
+    stored_schema,
     struct,
 )
 
@@ -66,7 +68,7 @@ _REQUIRED_PROVENANCE: Final = ("apiVersion", "serviceName", "identifier")
 
 def envelope_schema(entity_type: EntityType) -> StructType:
     """Spark's type of a message's value; times are still text, the event is JSON text."""
-    state = state_schema(entity_type)
+    state = stored_schema(entity_type)
     provenance = StructType([*_PROVENANCE, StructField("transaction", _TRANSACTION)])
     return struct(
         *(("id", _TEXT), ("entity", _TEXT), ("schemaVersion", _INT), ("key", _TEXT)),
@@ -92,11 +94,13 @@ def parsed_schema(entity_type: EntityType) -> StructType:
 
 
 def model_of(entity_type: EntityType) -> str:
-    """A hash of the model's typed columns: equal for models with the same fields and types."""
+    """A hash of the model's typed columns: equal for models with the same names and types."""
     columns = state_schema(entity_type).simpleString()
     if texts_schema(pa.struct(list(entity_type.arrow_schema))) is not None:
         # Archives have columns with rounded values, of a time when nothing looked for them.
         columns = f"exact {columns}"
+    if entity_type.former:
+        columns = f"{entity_type.former} {columns}"
     return sha256(columns.encode()).hexdigest()[:16]
 
 
@@ -155,7 +159,7 @@ def _selections(
     if unjudged is None:
         conditions += _plain_bytes()
     plain = F.coalesce(reduce(and_, conditions), F.lit(False))
-    current, original = F.col(f"v.{_CURRENT}"), F.col(f"v.{_ORIGINAL}")
+    current, original = _states(entity_type)
     misfits = F.lit(None).cast(ArrayType(StringType()))
     if unjudged is None:
         judged = [
@@ -320,7 +324,7 @@ def _plainly_readable(entity_type: EntityType) -> list[Column]:
     A condition is null where there is no simple test.
     """
     value, key = F.col("value").cast("string"), F.col("key").cast("string")
-    kind, current, original = F.col("v.kind"), F.col(f"v.{_CURRENT}"), F.col(f"v.{_ORIGINAL}")
+    kind, (current, original) = F.col("v.kind"), _states(entity_type)
     block = F.col("v.provenance.transaction")
     has = F.when(current.isNotNull(), 2).otherwise(0) + F.when(original.isNotNull(), 1).otherwise(0)
     created, event = Kind.CREATED.value, Kind.EVENT.value
@@ -347,7 +351,17 @@ def _plainly_readable(entity_type: EntityType) -> list[Column]:
         held = _fields_hold(state, fields)
         if held is not None:
             conditions.append(state.isNull() | held)
+    if entity_type.former:
+        schema, former = state_schema(entity_type), entity_type.former
+        sides = [F.col(f"v.{side}") for side in (_CURRENT, _ORIGINAL)]
+        conditions += [~has_clash(side, schema, former) for side in sides]
     return conditions
+
+
+def _states(entity_type: EntityType) -> list[Column]:
+    """The states of a message with today's names, current and original."""
+    schema, former = state_schema(entity_type), entity_type.former
+    return [today(F.col(f"v.{side}"), schema, former) for side in (_CURRENT, _ORIGINAL)]
 
 
 def _fields_hold(state: Column, fields: tuple[pa.Field[Any], ...]) -> Column | None:

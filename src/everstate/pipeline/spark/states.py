@@ -27,8 +27,10 @@ from pyspark.sql.types import (
 )
 
 from everstate.changes import EntityType
+from everstate.changes.former import FormerNames
 from everstate.changes.moments import FIRST, LAST
 from everstate.pipeline.spark.exact import every_part, is_exact, numbers_as_texts, texts_schema
+from everstate.pipeline.spark.former import has_clash, one_of, today, with_former
 
 CORRUPT: Final = "_everstate_unreadable"
 
@@ -59,9 +61,14 @@ def state_schema(entity_type: EntityType) -> StructType:
     return schema
 
 
+def stored_schema(entity_type: EntityType) -> DataType:
+    """The same for JSON, with the former names of fields."""
+    return with_former(state_schema(entity_type), entity_type.former)
+
+
 def state_read(message: Column, side: str, entity_type: EntityType) -> Column:
     """A state that is a member of a JSON text: values that do not fit are null."""
-    read_as = struct((side, state_schema(entity_type)), (CORRUPT, StringType()))
+    read_as = struct((side, stored_schema(entity_type)), (CORRUPT, StringType()))
     state = F.from_json(message, read_as, JSON_OPTIONS)[side]
     return fitted_state(message, side, state, entity_type, F.lit(True))["state"]
 
@@ -72,33 +79,41 @@ def fitted_state(
     """A state in which values that do not fit are null, and the names of their fields.
 
     The names are in an array that also has nulls. ``message``: the JSON text of which the state is
-    a member, ``side``. ``is_complete``: whether a required field that is missing does not fit.
+    a member, ``side``; ``state`` has the columns of :func:`stored_schema`. ``is_complete``: whether
+    a required field that is missing does not fit.
     """
+    former = entity_type.former
     kind = pa.struct(list(entity_type.arrow_schema))
     given = {"json": F.get_json_object(message, f"$.{side}")}
     given |= {"state": state, "complete": is_complete}
     if (schema := texts_schema(kind)) is not None:
-        read = F.from_json(numbers_as_texts(message), struct((side, schema)), STRICT)
+        read_as = struct((side, with_former(schema, former)))
+        read = F.from_json(numbers_as_texts(message), read_as, STRICT)
         given["texts"] = read[side]
-    fitted = _fitted_fields(given, kind, state_schema(entity_type), "")
+    fitted = _fitted_fields(given, kind, state_schema(entity_type), "", former)
     return F.when(state.isNotNull(), fitted)
 
 
 def _fitted_fields(
-    given: Mapping[str, Column], kind: pa.DataType, types: StructType, path: str
+    given: Mapping[str, Column],
+    kind: pa.DataType,
+    types: StructType,
+    path: str,
+    former: FormerNames,
 ) -> Column:
     """``given``: an object's JSON, what Spark read, whether it is complete, and its `texts`.
 
     Those are what :func:`is_exact` looks at; a type without such parts has none.
     """
     # In a lambda, so that the names in the text are found once for all fields.
-    present = fields_present(given["json"], [field.name for field in kind])
+    known = [name for field in kind for name in former.names(field.name)]
+    present = fields_present(given["json"], known)
     parts = [column.alias(name) for name, column in (*given.items(), ("present", present))]
 
     def fitted(bound: Column) -> Column:
         values, misfits = [], []
         for field, read in zip(kind, types, strict=True):
-            value, names = _fitted_field(bound, field, read.dataType, path)
+            value, names = _fitted_field(bound, field, read.dataType, path, former)
             values.append(value.alias(field.name))
             misfits.append(names)
         return F.struct(F.struct(*values).alias("state"), F.concat(*misfits).alias("misfits"))
@@ -107,29 +122,42 @@ def _fitted_fields(
 
 
 def _fitted_field(
-    bound: Column, field: pa.Field[Any], kind: DataType, path: str
+    bound: Column, field: pa.Field[Any], kind: DataType, path: str, former: FormerNames
 ) -> tuple[Column, Column]:
     """A field's value, null when it does not fit, and the names of what does not fit in it."""
-    where, column = f"{path}{field.name}", bound["state"][field.name]
-    json = F.get_json_object(bound["json"], f"$['{field.name}']")
-    is_absent = ~F.array_contains(bound["present"], field.name)
-    wrong = [~is_absent & column.isNull()]
+    where, named = f"{path}{field.name}", former.names(field.name)
+    inside = former.within(field.name)
+    values, paths = [bound["state"][name] for name in named], [f"$['{name}']" for name in named]
+    stored = one_of(values)
+    json = one_of([F.get_json_object(bound["json"], path) for path in paths], may_clash=True)
+    are_there = [F.array_contains(bound["present"], name) for name in named]
+    is_absent = ~reduce(or_, are_there)
+    wrong = [there & value.isNull() for there, value in zip(are_there, values, strict=True)]
+    if len(named) > 1:
+        wrong.append(~is_absent & stored.isNull())
+    texts, written = texts_schema(field.type), None
+    if texts is not None:
+        written = one_of([bound["texts"][name] for name in named], may_clash=True)
     if not field.nullable:
         wrong.append(is_absent & bound["complete"])
     if isinstance(kind, StructType):
-        given = {"json": json, "state": column, "complete": bound["complete"]}
-        if texts_schema(field.type) is not None:
-            given["texts"] = bound["texts"][field.name]
-        inner = F.when(column.isNotNull(), _fitted_fields(given, field.type, kind, f"{where}."))
+        given = {"json": json, "state": stored, "complete": bound["complete"]}
+        given |= {} if written is None else {"texts": written}
+        parts = _fitted_fields(given, field.type, kind, f"{where}.", inside)
+        inner = F.when(stored.isNotNull(), parts)
         name = F.when(_any(wrong), where)
         of_parts = F.coalesce(inner["misfits"], F.array().cast(ArrayType(StringType())))
         return inner["state"], F.concat(F.array(name), of_parts)
+    column = today(stored, kind, inside)
     if (held := holds(column, field.type)) is not None:
         wrong.append(~held)
-    if (exact := is_exact(bound["texts"][field.name], field.type)) is not None:
-        wrong.append(~exact)
+    if written is not None and texts is not None:
+        exact = is_exact(today(written, texts, inside), field.type)
+        wrong += [] if exact is None else [~exact]
     if isinstance(kind, (ArrayType, MapType)):
-        whole = struct(("a", kind), (CORRUPT, StringType()))
+        if inside:
+            wrong.append(has_clash(stored, kind, inside))
+        whole = struct(("a", with_former(kind, inside)), (CORRUPT, StringType()))
         again = F.from_json(F.concat(F.lit('{"a":'), json, F.lit("}")), whole, JSON_OPTIONS)
         wrong.append(again[CORRUPT].isNotNull())
     is_wrong = _any(wrong)

@@ -19,7 +19,7 @@ from prometheus_client import Counter
 
 from everstate.changes.keys import EntityKey
 from everstate.config import Config
-from everstate.declarations.captures import Capture
+from everstate.declarations.captures import CAPTURE_KINDS, Capture
 from everstate.errors import EverstateError
 from everstate.retrying import Retries
 from everstate.sources.cdc.capturing import Capturing
@@ -175,7 +175,7 @@ class Asker:
 
 def can_ask(capture: Capture) -> bool:
     """Whether the clean role may signal the captured database: a ``dsn`` says where it is."""
-    return capture.dsn is not None and capture.kind in ("postgresql", "mariadb")
+    return capture.dsn is not None and capture.kind in CAPTURE_KINDS
 
 
 def asker_of(config: Config, capture: Capture) -> Asker:

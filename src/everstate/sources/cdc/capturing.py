@@ -222,7 +222,7 @@ class Capturing(CaptureConnector):
         return found
 
     def _definitions(self) -> Iterator[bytes]:
-        """Values of the topic in which the connector of MariaDB stores the tables' definitions."""
+        """Values of the topic in which a connector of a binlog stores the tables' definitions."""
         with Consumer(self._config, client_id="everstate-cdc") as consumer:
             for record in consumer.read_topic(self.names.schema_history):
                 if record.value is not None:

@@ -270,7 +270,7 @@ class Cleaning:
             # Read before the transaction: if it commits, no other writer wrote before these ends.
             copy.ask(self._restoring.ends(self._offsets))
             self._prove_at = now_s + _PROVE_EVERY_S
-        states, stream = States(copy), self._stream
+        states, stream = States(copy, self.reader.entities), self._stream
         # A snapshot is compared when all rows before its end are published.
         compared = None if stream is None or stream.ready or len(self._rows) else stream.ended
         self._kind.records.begin(now_s)

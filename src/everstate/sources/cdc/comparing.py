@@ -299,6 +299,9 @@ def difference(
     what = What.MISSING if known is None or known.is_deleted else What.DIFFERENT
     if isinstance(row, str):
         return what, f"{_UNMADE}{row}"
+    if known is not None:
+        image = mapping.entity_type.restated(known.image)
+        known = msgspec.structs.replace(known, image=image)
     if known is None or known.is_deleted:
         return what, "the log has no version of it" if known is None else "the log has it deleted"
     try:

@@ -180,7 +180,8 @@ def _completed(
 ) -> bytes | HeldBack:
     """The whole state after, from the fields the row knows and the state before."""
     assert row.known is not None
-    fields: Mapping[str, Any] = row.known
+    # A row that was held may have been read with the model before.
+    fields: Mapping[str, Any] = mapping.entity_type.today(row.known)
     if not row.covers:
         base = _base(row, known, lookup, mapping.entity_type.name, is_unsure)
         if base is None and row.moved_from is not None:

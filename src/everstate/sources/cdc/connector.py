@@ -24,6 +24,7 @@ from everstate.sources.cdc.halted import (
 )
 from everstate.sources.cdc.mariadb import MariaDatabase
 from everstate.sources.cdc.misread import ColumnCheck
+from everstate.sources.cdc.mysql import MySqlDatabase
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.notifications import tell_given_up
 from everstate.sources.cdc.postgres import PostgresDatabase
@@ -39,6 +40,7 @@ _Databases = type[PostgresDatabase | MariaDatabase]
 _DATABASES: Final[Mapping[str, _Databases]] = {
     "postgresql": PostgresDatabase,
     "mariadb": MariaDatabase,
+    "mysql": MySqlDatabase,
 }
 POLL_S: Final = 0.2
 _HOUR_MS: Final = 3_600_000
@@ -223,7 +225,7 @@ class CaptureConnector:
 
     def _make_topics(self) -> list[SetupStep]:
         kept_ms = {self.names.notifications: int(self._config.capture.retention_hours * _HOUR_MS)}
-        if self.capture.kind == "mariadb":
+        if self.capture.kind != "postgresql":
             # The connector cannot read the binlog without the whole history of the tables.
             kept_ms[self.names.schema_history] = -1
         size = {"max.message.bytes": str(raw_bytes_max(self._config))}

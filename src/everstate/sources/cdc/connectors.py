@@ -22,6 +22,7 @@ POSTGRES_SCHEMA = "everstate_capture"
 CLASSES = {
     "postgresql": "io.debezium.connector.postgresql.PostgresConnector",
     "mariadb": "io.debezium.connector.mariadb.MariaDbConnector",
+    "mysql": "io.debezium.connector.mysql.MySqlConnector",
 }
 SAFE_VERSIONS = {"postgresql": (3, 7)}
 """Lowest version of Debezium whose task, when it is stopped within a COPY, resumes within it.
@@ -69,6 +70,8 @@ _TRANSFORMS = "org.apache.kafka.connect.transforms"
 _ROUTER = "io.debezium.transforms.outbox.EventRouter"
 _OPTIONS = "driver.options"
 _TABLES = "table.include.list"
+_TLS_OF_MYSQL = {"trust": "required", "verify-full": "verify_identity", "verify-ca": "verify_ca"}
+"""Names in the settings of MySQL's connector; MariaDB's has those of a ``dsn``."""
 _LEFT_OUT = "everstate.left.out"
 """Setting of a connector that Debezium ignores: the tables that it does not read, and why."""
 SESSION = (
@@ -129,6 +132,8 @@ class SourceColumn:
     """A connector that does not leave it out fails at its values."""
     kind: str = ""
     """Its type as ``printed`` names it."""
+    is_reformatted: bool = False
+    """It has JSON, of which a change may have another text than a snapshot has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +199,7 @@ def connector_settings(
     if capture.kind == "postgresql":
         settings |= _postgres(capture, names, address)
     else:
-        settings |= _mariadb(config, capture, names, address, brokers, own)
+        settings |= _binlog(config, capture, names, address, brokers, own)
     peculiar = peculiar or Peculiarities()
     keyed = {table: ",".join(columns) for table, columns in peculiar.keys.items() if columns}
     keys = ";".join(f"{re.escape(table)}:{columns}" for table, columns in keyed.items())
@@ -369,7 +374,7 @@ def _postgres(capture: Capture, names: CaptureNames, address: Address) -> dict[s
     return {**settings, "message.prefix.exclude.list": ".*"}
 
 
-def _mariadb(
+def _binlog(
     config: Config,
     capture: Capture,
     names: CaptureNames,
@@ -379,6 +384,7 @@ def _mariadb(
 ) -> dict[str, str]:
     history = "schema.history.internal"
     databases = {table.partition(".")[0] for table in capture.captured_tables}
+    mode = address.options.get("ssl-mode", "disable")
     clients = {
         f"{history}.{client}.{name}": value
         for name, value in config.capture.worker_options.items()
@@ -387,7 +393,7 @@ def _mariadb(
     }
     return {
         "database.server.id": str(names.server_id),
-        "database.ssl.mode": address.options.get("ssl-mode", "disable"),
+        "database.ssl.mode": _TLS_OF_MYSQL.get(mode, mode) if capture.kind == "mysql" else mode,
         "database.include.list": ",".join(re.escape(name) for name in sorted(databases)),
         # By these records everstate notices that a captured table was dropped, or is another one.
         "include.schema.changes": "true",

@@ -13,7 +13,7 @@ import msgspec
 
 from everstate.changes.fields import FieldTree, FieldType
 from everstate.declarations.captures import Convert
-from everstate.sources.cdc.rows import Unreadable
+from everstate.sources.cdc.rows import Unreadable, exact_number
 
 Converter = Callable[[Any], Any]
 FieldUnit = Literal["days", "times"]
@@ -48,6 +48,8 @@ _INNER: Final = re.compile(r"\[+(L[\w.$]+;|[A-Z])@[0-9a-f]+$")
 _NESTED: Final = "a nested array, which Debezium cannot read"
 _decode_json: Final = msgspec.json.Decoder(float_hook=Decimal).decode
 """Numbers with a fraction keep all their digits until the model has its say."""
+_decode_document: Final = msgspec.json.Decoder(float_hook=exact_number).decode
+_encode_json: Final = msgspec.json.Encoder(decimal_format="number").encode
 _EXACT: Final = Context(prec=MAX_PREC)
 """Decimal arithmetic that rounds nothing; the default context rounds to 28 digits."""
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -67,7 +69,7 @@ def converter(kind: Convert | str, field: FieldTree) -> Converter:
         return _time(kind, naive=_is_naive(field), day=is_day)
     if kind.startswith("decimal:"):
         return _decimal(int(kind.removeprefix("decimal:")))
-    return _PLAIN[kind]
+    return _document if kind == "json" and _is_text(field) else _PLAIN[kind]
 
 
 def reads_as(declared: Convert | None, field: FieldTree | None) -> FieldUnit | None:
@@ -237,6 +239,30 @@ def _json(value: Any) -> Any:
         return _decode_json(value)
     except msgspec.DecodeError as cause:
         raise Unreadable(f"text that should be JSON: {cause}") from cause
+
+
+def _document(value: Any) -> Any:
+    """JSON in one form: MySQL's connector writes it otherwise for a change than for a snapshot."""
+    if value.__class__ is not str:
+        return value
+    return _encode_json(_in_one_form(_decode_document(value))).decode()
+
+
+def _in_one_form(value: Any) -> Any:
+    """The value, with each number that is whole as an integer, or else as the shortest one.
+
+    Of a floating-point number the connector writes all digits: 1.5e16 as 15000000000000000.
+    """
+    if isinstance(value, dict):
+        return {name: _in_one_form(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_in_one_form(each) for each in value]
+    if value.__class__ not in (int, float, Decimal):
+        return value
+    if -(2**63) <= value < 2**64 and value == int(value):
+        return int(value)
+    number = float(str(value))
+    return number if number == value else Decimal(value)
 
 
 _PLAIN: Final[Mapping[str, Converter]] = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any, ClassVar, Final, Literal, Protocol
 
 from uuid_utils.compat import uuid7
@@ -178,6 +179,14 @@ class CapturedDatabase(ABC):
         """
 
     @abstractmethod
+    def columns(self, table: str) -> list[dict[str, Any]]:
+        """The columns of a table in their order; none of one that does not exist.
+
+        Of each its ``name``, its ``type`` in SQL, its ``key_place`` in the primary key, which is
+        None outside of it, and what else this kind of database says of a column.
+        """
+
+    @abstractmethod
     def printed_rows(self, table: str, columns: Sequence[SourceColumn]) -> PrintedRows:
         """All rows of a table at one moment, each value as the server prints it (``printed``).
 
@@ -270,7 +279,8 @@ class CapturedDatabase(ABC):
         """
         parts = []
         with self._translated("reading the key"):
-            kinds = {str(column["name"]): str(column["type"]) for column in self._key(table)}
+            columns = self._key(table, self.columns(table))
+            kinds = {str(column["name"]): str(column["type"]) for column in columns}
             values = key_values(self._capture.name, table, list(kinds), key)
             for (name, kind), value in zip(kinds.items(), values, strict=True):
                 try:
@@ -281,9 +291,14 @@ class CapturedDatabase(ABC):
                 parts.append(f"{quoted_name(name, self.sign)} = {literal}")
         return f"({' AND '.join(parts)})"
 
-    @abstractmethod
-    def _key(self, table: str) -> list[dict[str, Any]]:
-        """Name and type of each column of the declared key, or else of the primary key."""
+    def _key(self, table: str, columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of the columns that are the declared key, or else the primary key, in its order."""
+        declared = self._capture.tables.get(table)
+        if declared is not None and declared.key_columns:
+            named = {column["name"]: column for column in columns}
+            return [named[name] for name in declared.key_columns if name in named]
+        keyed = [column for column in columns if column["key_place"] is not None]
+        return sorted(keyed, key=itemgetter("key_place"))
 
     @abstractmethod
     def _literal(self, value: Any, kind: str, is_raw: bool) -> str:
@@ -295,9 +310,8 @@ class CapturedDatabase(ABC):
             self._execute(making)
         return SetupStep(what, "there" if is_there else "made")
 
-    @abstractmethod
     def _exists(self, table: str) -> bool:
-        """Whether there is a table of that name."""
+        return bool(self.columns(table))
 
     def _quoted(self, table: str) -> str:
         return quoted(table, self.sign)

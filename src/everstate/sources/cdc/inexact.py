@@ -18,29 +18,21 @@ from everstate.sources.cdc.database import (
     quoted_name,
 )
 from everstate.sources.cdc.mapping import mapping_of
-from everstate.sources.cdc.mariadb_checks import SIGN, modes_missing
+from everstate.sources.cdc.mariadb_checks import SIGN, MariaChecks, columns_of, modes_missing
+from everstate.sources.cdc.postgres_tables import COLUMNS
+from everstate.sources.cdc.postgres_types import ColumnType
 
-_POSTGRES_TYPES: Final = """\
-SELECT n.nspname || '.' || c.relname AS name, a.attname::text AS column,
-  format_type(CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END, NULL) AS type,
-  ARRAY(SELECT pg_get_constraintdef(k.oid) FROM pg_constraint k WHERE k.conrelid = c.oid
-    AND k.contype = 'c' AND k.convalidated AND k.conkey = ARRAY[a.attnum]) AS checks
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-JOIN pg_type t ON t.oid = a.atttypid
-WHERE n.nspname || '.' || c.relname = ANY (%s)"""
 _IN_UTC: Final = "Debezium writes a timetz in UTC, and loses its own offset"
 _POSTGRES: Final = {
-    "time with time zone": _IN_UTC,
-    "time with time zone[]": _IN_UTC,
-    "time without time zone[]": "Debezium cuts the times of an array to milliseconds, and 24:00 "
-    "to 00:00",
+    "timetz": _IN_UTC,
+    "timetz[]": _IN_UTC,
+    "time[]": "Debezium cuts the times of an array to milliseconds, and 24:00 to 00:00",
     "name": "Debezium leaves values of the type name out of changes",
-    "bit varying": "Debezium loses the length of the bits",
+    "varbit": "Debezium loses the length of the bits",
 }
 _FIRST: Final = {
     "date[]": "DATE '0001-01-01'",
-    "timestamp with time zone[]": "TIMESTAMPTZ '0001-01-01 00:00:00+00'",
+    "timestamptz[]": "TIMESTAMPTZ '0001-01-01 00:00:00+00'",
 }
 """Type → the first value of its elements that Debezium writes as it is."""
 _FIRST_DAY: Final = re.compile(
@@ -54,14 +46,6 @@ _HAS_ODD_DAYS: Final = (
     "coalesce(bool_or(isfinite({0}) AND ({0} < DATE '0001-01-01'"
     " OR {0} BETWEEN DATE '1582-10-05' AND DATE '1582-10-14')), false) AS {0}"
 )
-_MARIA_TYPES: Final = """\
-SELECT column_name AS name, data_type AS type, is_nullable = 'YES'
-  OR column_default IS NOT NULL AND column_default NOT LIKE 'current_timestamp%%' AS has_other
-FROM information_schema.columns WHERE table_schema = %s AND table_name = %s
-  AND data_type IN ('date', 'datetime', 'timestamp', 'float', 'year')"""
-_MARIA_CHECKS: Final = """\
-SELECT check_clause AS text FROM information_schema.check_constraints
-WHERE constraint_schema = %s AND table_name = %s"""
 _NO_CALENDAR: Final = (
     "a row has a date with month 0 or day 0, which Debezium writes as null or as 1970-01-01, or a"
     " time of the year 0, which it writes as one of the year 1"
@@ -107,9 +91,6 @@ _MAY_COME: Final = (
 )
 """Of another column, and where the default is the present time, such a date arrives as 1970-01-01,
 which is refused when it arrives."""
-_MARIA_DEFAULTS: Final = """\
-SELECT column_name AS name FROM information_schema.columns
-WHERE table_schema = %s AND table_name = %s AND is_nullable = 'YES' AND column_default <> 'NULL'"""
 
 
 def inexact_in_postgres(run: RunQuery, tables: Iterable[str]) -> Iterator[InexactColumn]:
@@ -118,15 +99,16 @@ def inexact_in_postgres(run: RunQuery, tables: Iterable[str]) -> Iterator[Inexac
     Cost: a pass over each table with days.
     """
     days: dict[str, list[str]] = {}
-    for row in run(_POSTGRES_TYPES, list(tables)):
-        table, column, kind = row["name"], row["column"], row["type"]
-        if kind in _POSTGRES:
-            yield _left_out(table, column, _POSTGRES[kind])
-        elif kind in _FIRST and not any(map(_FIRST_DAY.fullmatch, row["checks"])):
-            check = f"{_FIRST[kind]} <= ALL ({quoted_name(column)})"
-            facts = {"kind": kind, "name": quoted(table), "check": check}
+    for row in run(COLUMNS, list(tables)):
+        table, column, kind = row["table"], row["name"], ColumnType(**row["kind"])
+        form = None if kind.untold else kind.form
+        if form in _POSTGRES:
+            yield _left_out(table, column, _POSTGRES[form])
+        elif form in _FIRST and not any(map(_FIRST_DAY.fullmatch, row["checks"])):
+            check = f"{_FIRST[form]} <= ALL ({quoted_name(column)})"
+            facts = {"kind": kind.text, "name": quoted(table), "check": check}
             yield _settled(table, column, _BEFORE_CHRIST, **facts)
-        elif kind == "date":
+        elif form == "date":
             days.setdefault(table, []).append(column)
     for table, columns in days.items():
         sides = [_HAS_ODD_DAYS.format(quoted_name(column)) for column in columns]
@@ -145,16 +127,18 @@ def _left_out(table: str, column: str, reason: str) -> InexactColumn:
     return InexactColumn(table, column, reason, advice)
 
 
-def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> Iterator[InexactColumn]:
+def inexact_in_mariadb(
+    run: RunQuery, tables: Iterable[str], checks: str = MariaChecks.kept_out
+) -> Iterator[InexactColumn]:
     """Columns with dates that no calendar has (`0000-00-00`, `2026-00-15`), or that may get them.
 
-    Also columns of floats and of years. Cost: at most two passes over each table with such columns.
+    Also columns of floats and of years. ``checks``: a query of a table's CHECKs. Cost: at most two
+    passes over each table with such columns.
     """
     (server,) = run("SELECT @@GLOBAL.sql_mode AS mode")
     takes_them = bool(modes_missing(str(server["mode"])))
     for table in tables:
-        named = table.split(".", 1)
-        listed = {str(each["name"]): each for each in run(_MARIA_TYPES, *named)}
+        listed = {str(each["name"]): each for each in columns_of(run, table)}
         floats = [name for name, each in listed.items() if each["type"] == "float"]
         yield from (_settled(table, name, _ROUNDED) for name in floats)
         odd = {
@@ -166,12 +150,16 @@ def inexact_in_mariadb(run: RunQuery, tables: Iterable[str]) -> Iterator[Inexact
             continue
         (row,) = run(f"SELECT {', '.join(odd.values())} FROM {quoted(table, SIGN)}")
         for name, has in zip(odd, row.values(), strict=True):
-            is_year, check = listed[name]["type"] == "year", f"{quoted_name(name, SIGN)} >= 1901"
+            column, check = listed[name], f"{quoted_name(name, SIGN)} >= 1901"
+            has_constant = column["has_default"] and not column["default_is_now"]
+            is_year, has_other = column["type"] == "year", column["may_be_null"] or has_constant
             if has:
                 yield _left_out(table, name, _HAS_NO_YEAR if is_year else _NO_CALENDAR)
-            elif is_year and check not in [each["text"] for each in run(_MARIA_CHECKS, *named)]:
+            elif is_year and {check, f"({check})"}.isdisjoint(
+                each["text"] for each in run(checks, *table.split(".", 1))
+            ):
                 yield _settled(table, name, _YEARS, name=quoted(table, SIGN), check=check)
-            elif not is_year and takes_them and listed[name]["has_other"]:
+            elif not is_year and takes_them and has_other:
                 yield _settled(table, name, _MAY_COME)
 
 
@@ -179,8 +167,11 @@ def inexact_in_outbox(run: RunQuery, table: str) -> list[InexactColumn]:
     """Columns of an outbox whose nulls Debezium's router replaces by their default."""
     reason = "a null in it would be read as its default"
     advice = "Remove its default, or make it NOT NULL."
-    names = [str(row["name"]) for row in run(_MARIA_DEFAULTS, *table.split(".", 1))]
-    return [InexactColumn(table, name, reason, advice) for name in names]
+    return [
+        InexactColumn(table, column["name"], reason, advice)
+        for column in columns_of(run, table)
+        if column["may_be_null"] and column["has_default"]
+    ]
 
 
 def check_values(

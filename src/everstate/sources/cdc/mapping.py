@@ -136,7 +136,10 @@ class TableMapping:
         self.entity_type = entity_type
         self.model_fields = {each.given: each for each in tree_of(entity_type.model).fields}
         """The model's fields by their names in the input."""
-        self._named = {column.lower(): field for column, field in table.columns.items()}
+        fields = self.model_fields.values()
+        self._former = {was: each.given for each in fields for was in each.former}
+        columns = table.columns.items()
+        self._named = {column.lower(): self._former.get(was, was) for column, was in columns}
         self._dropped = {column.lower() for column in table.drop}
         self._types = {column.lower(): kind for column, kind in table.types.items()}
         self._codes = {column.lower(): by for column, by in table.translations.items()}
@@ -512,11 +515,11 @@ class TableMapping:
         return found
 
     def _field(self, name: str) -> str:
-        if self.table.naming == "as_is":
-            return name
-        if self.table.naming == "lower":
-            return name.lower()
-        return _SNAKE.sub("_", name).lower()
+        found = name if self.table.naming == "as_is" else name.lower()
+        if self.table.naming == "snake":
+            found = _SNAKE.sub("_", name).lower()
+        # Until a column is renamed too, it has the name that the field had before.
+        return self._former.get(found, found)
 
     def whole(self, image: Mapping[str, Any] | None, types: Mapping[str, str]) -> bytes | None:
         """State of a before image; ``None`` if there is none, or it is incomplete or invalid."""

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from everstate.config import path_of
@@ -32,7 +32,7 @@ from everstate.sources.cdc.database import (
     quoted_name,
 )
 from everstate.sources.cdc.inexact import inexact_in_mariadb, inexact_in_outbox
-from everstate.sources.cdc.mariadb_checks import SIGN, MariaChecks, create_table, has_table
+from everstate.sources.cdc.mariadb_checks import SIGN, MariaChecks, columns_of, create_table
 from everstate.sources.cdc.names import CaptureNames
 from everstate.sources.cdc.shapes.places import binlog_place, last_number
 from everstate.telemetry import without_secret
@@ -58,22 +58,10 @@ _UNITS: Final[Mapping[str, ColumnUnit]] = {
     "time": "times of day",
     **dict.fromkeys(_INTEGERS, "numbers"),
 }
-_COLUMNS: Final = """\
-SELECT column_name AS name, IF(column_type = 'bit(1)', column_type, data_type) AS type
-FROM information_schema.columns
-WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
-_WHOLE_TYPES: Final = """\
-SELECT column_name AS name, column_type AS type, character_set_name AS charset
-FROM information_schema.columns
-WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
-_PRIMARY: Final = """\
-SELECT k.column_name AS name, c.data_type AS type FROM information_schema.statistics k
-JOIN information_schema.columns c USING (table_schema, table_name, column_name)
-WHERE k.table_schema = %s AND k.table_name = %s AND k.index_name = 'PRIMARY'
-ORDER BY k.seq_in_index"""
 _ENGINE: Final = """\
 SELECT engine FROM information_schema.tables
 WHERE table_schema = %s AND table_name = %s AND engine = %s"""
+_SERVER_IDS: Final = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uid', 'server_uuid')"
 _TABLE_IDS: Final = """\
 SELECT name, table_id AS id,
   (SELECT max(table_id) FROM information_schema.innodb_sys_tables) AS seen
@@ -148,15 +136,33 @@ def _tls(address: Address) -> ssl.SSLContext | None:
     return context
 
 
+def source_column(name: str, kind: str) -> SourceColumn:
+    """A column of this type, as far as its values reach the raw log.
+
+    All types were read from connectors that ran (``test_cdc_types_captured``).
+    """
+    stops = None
+    if kind in _UNREADABLE:
+        stops = f"Debezium cannot read a table with a column of type {kind}"
+    units = _UNITS.get(kind)
+    return SourceColumn(name, _UNTOLD.get(kind), numbers=units, stops=stops, kind=kind)
+
+
 class MariaDatabase(CapturedDatabase):
     """A connection to a captured MariaDB database, as the connector's own user."""
 
     product, sign = "MariaDB", SIGN
+    column = staticmethod(source_column)
     address_of = staticmethod(mariadb_address)
     replacing = "ON DUPLICATE KEY UPDATE data = VALUES(data)"
+    ended: ClassVar = "SELECT @@global.gtid_binlog_pos AS at"
+    """Its newest GTIDs."""
+    table_ids: ClassVar = _TABLE_IDS
+    processes: ClassVar = "information_schema.processlist"
+    checks: ClassVar = MariaChecks
 
     def __init__(self, capture: Capture, names: CaptureNames, dsn: str) -> None:
-        address, password = mariadb_address(dsn)
+        address, password = self.address_of(dsn)
         # It has no table for heartbeats: MariaDB keeps no log for an idle connector, which sends
         # heartbeats only while the binlog has new events.
         schema = capture.captured_tables[0].partition(".")[0]
@@ -175,6 +181,7 @@ class MariaDatabase(CapturedDatabase):
                 ssl=_tls(self.address),
                 charset="utf8mb4",
                 cursorclass=driver.cursors.DictCursor,
+                init_command="SET time_zone = '+00:00'",
             )
 
     def prepare(self) -> list[SetupStep]:
@@ -191,7 +198,12 @@ class MariaDatabase(CapturedDatabase):
         return [SetupStep(f"table {self.own.signals}", "removed")]
 
     def _checks(self) -> MariaChecks:
-        return MariaChecks(self._rows, self._capture, self.own)
+        return self.checks(self._rows, self._capture, self.own)
+
+    def columns(self, table: str) -> list[dict[str, Any]]:
+        """Also whole type and character set, in the order of the binlog."""
+        with self._translated("reading the columns"):
+            return columns_of(self._rows, table)
 
     def shapes(self, settings: Mapping[str, str]) -> Mapping[str, TableShape]:
         """The binlog has all columns of a row; Debezium cannot read each of their types."""
@@ -199,12 +211,12 @@ class MariaDatabase(CapturedDatabase):
         found = {}
         with self._translated("reading the columns"):
             for table in self._capture.captured_tables if self._capture.outbox is None else ():
-                named = table.split(".", 1)
-                rows = self._rows(_COLUMNS, *named)
-                columns = tuple(source_column(str(r["name"]), str(r["type"])) for r in rows)
-                key = tuple(str(column["name"]) for column in self._key(table))
+                rows = self.columns(table)
+                columns = tuple(self.column(str(r["name"]), str(r["type"])) for r in rows)
+                key = tuple(str(column["name"]) for column in self._key(table, rows))
                 if columns:
-                    found[table] = TableShape(columns, key, bool(self._rows(_PRIMARY, *named)))
+                    is_keyed = any(column["key_place"] is not None for column in rows)
+                    found[table] = TableShape(columns, key, is_keyed)
         return found
 
     def printed_rows(self, table: str, columns: Sequence[SourceColumn]) -> PrintedRows:
@@ -215,7 +227,6 @@ class MariaDatabase(CapturedDatabase):
             self._translated(f"reading {table}"),
             closing(self._connection.cursor(cursors.SSCursor)) as cursor,
         ):
-            cursor.execute("SET time_zone = '+00:00'")
             # Another engine would lock the table until its last row was sent.
             is_plain = self._rows(_ENGINE, *table.split(".", 1), "InnoDB")
             listed = listed if is_plain else f"SQL_BUFFER_RESULT {listed}"
@@ -248,7 +259,7 @@ class MariaDatabase(CapturedDatabase):
         every = " UNION ALL ".join([_CHANGED] * len(tables))
         names = [part for table in tables for part in (table, *table.split(".", 1))]
         with self._translated("asking when a table changed"):
-            rows = self._rows(f"SET STATEMENT time_zone = '+00:00' FOR {every}", *names)
+            rows = self._rows(every, *names)
         return {str(row["name"]): float(row["at"]) for row in rows if row["at"] is not None}
 
     def table_states(self) -> tuple[int, Mapping[str, TableState]]:
@@ -260,18 +271,13 @@ class MariaDatabase(CapturedDatabase):
         parts = {table: {"": str(at)} for table, at in times.items()}
         named, seen = {table.replace(".", "/"): table for table in parts}, 0
         with suppress(CaptureFailed), self._translated("looking at the ids of tables"):
-            for row in self._rows(_TABLE_IDS, list(named)) if named else ():
+            for row in self._rows(self.table_ids, list(named)) if named else ():
                 parts[named[str(row["name"])]][f"{REBUILT}{row['id']}"], seen = "", int(row["seen"])
         return seen, {table: TableState({}, (), found) for table, found in parts.items()}
 
     def has_older_row(self, part: str, seen: int) -> bool:
         """Whether the table of this id was made before the newest one of that moment."""
         return part.startswith(REBUILT) and int(part.removeprefix(REBUILT)) <= seen
-
-    def columns(self, table: str) -> list[dict[str, Any]]:
-        """Name, type and character set of a table's columns, in the order of the binlog."""
-        with self._translated("reading the columns"):
-            return self._rows(_WHOLE_TYPES, *table.split(".", 1))
 
     def inexact_columns(self) -> list[InexactColumn]:
         """Columns with dates that no calendar has, by one pass over each table with dates.
@@ -281,7 +287,8 @@ class MariaDatabase(CapturedDatabase):
         with self._translated("reading dates"):
             if self._capture.outbox is not None:
                 return inexact_in_outbox(self._rows, self._capture.outbox.table)
-            return list(inexact_in_mariadb(self._rows, self._capture.captured_tables))
+            tables, checks = self._capture.captured_tables, self.checks.kept_out
+            return list(inexact_in_mariadb(self._rows, tables, checks))
 
     def check_condition(self, table: str, condition: str) -> None:
         """Have the server plan a query with the condition."""
@@ -291,7 +298,7 @@ class MariaDatabase(CapturedDatabase):
     def identity(self) -> str:
         """The server's unique id, where it has one; else its name and number."""
         with self._translated("asking which server it is"):
-            known = self._rows("SHOW GLOBAL VARIABLES LIKE 'server_uid'")
+            known = self._rows(_SERVER_IDS)
             if known:
                 return f"server {known[0]['Value']}"
             (row,) = self._rows("SELECT @@hostname AS name, @@server_id AS id")
@@ -301,8 +308,8 @@ class MariaDatabase(CapturedDatabase):
         """Why the binlog cannot contain what was read: it ends before it (a reset, a restore)."""
         with self._translated("asking where the binlog ends"):
             last = self._rows("SHOW BINARY LOGS")[-1]
-            ends = _sequences(str(self._rows("SELECT @@global.gtid_binlog_pos AS at")[0]["at"]))
-        for domain, number in _sequences(str(offset.get("gtids") or "")).items():
+            ends = self.sequences(str(self._rows(self.ended)[0]["at"]))
+        for domain, number in self.sequences(str(offset.get("gtids") or "")).items():
             if (end := ends.get(domain, number)) < number:
                 ended = f"its binlog ends at transaction {end:,} of domain {domain}"
                 return f"{ended}, and {number:,} was read of it before"
@@ -314,16 +321,20 @@ class MariaDatabase(CapturedDatabase):
         ended = f"its binlog ends at {last['Log_name']}, position {at[1]:,}"
         return f"{ended}, and position {position:,} of file {file} was read of it before"
 
+    @staticmethod
+    def sequences(text: str) -> dict[str, int]:
+        """GTIDs, such as ``0-1-270,1-1-3``: who numbers transactions → number of the last one."""
+        return {domain: int(number) for domain, number in re.findall(r"(\d+)-\d+-(\d+)", text)}
+
     def standing(self, offset: Mapping[str, Any]) -> ConnectorStanding:
         """Whether a session of the connector's user reads the binlog, and how much is unread."""
         with self._translated("asking for the binlog"):
             dumps = self._rows(
-                "SELECT id FROM information_schema.processlist "
-                "WHERE user = %s AND command LIKE 'Binlog Dump%%'",
+                f"SELECT id FROM {self.processes} WHERE user = %s AND command LIKE 'Binlog Dump%%'",
                 self.address.user,
             )
             logs = self._rows("SHOW BINARY LOGS")
-            newest = str(self._rows("SELECT @@global.gtid_binlog_pos AS at")[0]["at"])
+            newest = str(self._rows(self.ended)[0]["at"])
         sizes = {str(row["Log_name"]): int(row["File_size"]) for row in logs}
         if newest and _gtids(newest) == _gtids(str(offset.get("gtids", ""))):
             # A connector that starts from a GTID stores the binlog's start until it reads a row.
@@ -372,13 +383,6 @@ class MariaDatabase(CapturedDatabase):
                     yield BinlogEvent(begin, kind, info, f"{name}:{position}")
             position = _LOG_START
 
-    def _key(self, table: str) -> list[dict[str, Any]]:
-        declared = self._capture.tables.get(table)
-        if declared is None or not declared.key_columns:
-            return self._rows(_PRIMARY, *table.split(".", 1))
-        types = {column["name"]: column for column in self._rows(_COLUMNS, *table.split(".", 1))}
-        return [types[name] for name in declared.key_columns if name in types]
-
     def _literal(self, value: Any, kind: str, is_raw: bool) -> str:
         if kind.lower() in _INTEGERS:
             return str(int(value))
@@ -386,9 +390,6 @@ class MariaDatabase(CapturedDatabase):
         if isinstance(given, bytes):
             return f"x'{given.hex()}'"
         return str(self._connection.literal(given))
-
-    def _exists(self, table: str) -> bool:
-        return has_table(self._rows, table)
 
     def _execute(self, query: str, *arguments: object) -> int:
         with self._connection.cursor() as cursor:
@@ -421,18 +422,6 @@ class MariaDatabase(CapturedDatabase):
             raise self._failed(doing, reason, is_away=is_away) from cause
 
 
-def source_column(name: str, kind: str) -> SourceColumn:
-    """A column of this type, as far as its values reach the raw log.
-
-    All types were read from connectors that ran (``test_cdc_types_captured``).
-    """
-    stops = None
-    if kind in _UNREADABLE:
-        stops = f"Debezium cannot read a table with a column of type {kind}"
-    units = _UNITS.get(kind)
-    return SourceColumn(name, _UNTOLD.get(kind), numbers=units, stops=stops, kind=kind)
-
-
 def _place(offset: Mapping[str, Any]) -> tuple[int, int] | None:
     """Number of the file and position in it, of a stored source position."""
     if offset.get("file") is None or offset.get("pos") is None:
@@ -440,17 +429,12 @@ def _place(offset: Mapping[str, Any]) -> tuple[int, int] | None:
     return last_number(offset["file"]) or 0, int(offset["pos"])
 
 
-def _sequences(text: str) -> dict[str, int]:
-    """GTIDs, such as ``0-1-270,1-1-3``: domain → number of its last transaction."""
-    return {domain: int(number) for domain, number in re.findall(r"(\d+)-\d+-(\d+)", text)}
-
-
 def _gtids(text: str) -> set[str]:
     return {part.strip() for part in text.split(",") if part.strip()}
 
 
 def _driver(capture: Capture) -> Any:
-    """The module pymysql, which is imported only where MariaDB is captured."""
+    """The module pymysql, which is imported only where a binlog is captured."""
     try:
         import pymysql
         import pymysql.cursors

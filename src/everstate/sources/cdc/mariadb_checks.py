@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from everstate.declarations.captures import Capture
 from everstate.sources.cdc.connectors import OwnTables
@@ -20,25 +20,19 @@ from everstate.sources.cdc.database import (
 )
 from everstate.sources.cdc.mariadb_statements import unreadable_clauses
 
-_WANTED: Final[dict[str, tuple[str, FindingOutcome, str]]] = {
+WANTED: Final[Mapping[str, tuple[str, FindingOutcome, str]]] = {
     "binlog_format": ("ROW", "fail", "no row is in the log otherwise"),
     "binlog_row_image": ("FULL", "fail", "otherwise the log lacks columns that did not change"),
     "binlog_row_metadata": ("FULL", "warn", "column names in the log keep schema changes safe"),
-    "gtid_strict_mode": ("ON", "warn", "a replica that is promoted keeps the same order"),
 }
 _POSITIONS: Final = "binlog_legacy_event_pos"
 """MariaDB from 11.4 on leaves out the positions of events within a transaction, unless it is ON."""
+_OWN_KEYS: Final = "innodb_native_foreign_keys"
+"""MySQL from 9.6 on has the rows that a foreign key changes in its binlog, unless it is ON."""
 _FAILS: Final = "the connector fails at the table"
 _IN_FILE: Final = "Put it into the configuration file too"
 _NO_ZERO_DATES: Final = ("NO_ZERO_DATE", "NO_ZERO_IN_DATE")
 _KEEP_S_MIN: Final = 86_400
-_GLOBAL: Final = {
-    "RELOAD": ("RELOAD",),
-    "SHOW DATABASES": ("SHOW DATABASES",),
-    "REPLICATION SLAVE": ("REPLICATION SLAVE",),
-    "BINLOG MONITOR": ("BINLOG MONITOR", "REPLICATION CLIENT"),
-}
-"""Server-wide right → its names in all versions of MariaDB."""
 SIGN: Final = "`"
 """The sign around names in MariaDB's SQL."""
 _OWN: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -60,10 +54,18 @@ _HASHED: Final = (
 )
 """Unique keys with a hidden column: a key of another type may be declared as HASH, and is none."""
 # Constraints are visible only with a right to write; columns with a right to read.
-_IS_KEYED: Final = (
-    "SELECT sum(column_key = 'PRI') AS keyed FROM information_schema.columns "
-    "WHERE table_schema = %s AND table_name = %s HAVING count(*) > 0"
-)
+_COLUMNS: Final = """\
+SELECT column_name AS name, IF(column_type = 'bit(1)', column_type, data_type) AS type,
+  column_type AS whole_type, character_set_name AS charset, column_key = 'PRI' AS is_keyed,
+  is_nullable = 'YES' AS may_be_null, column_default <> 'NULL' AS has_default,
+  column_default LIKE 'current_timestamp%%' AS default_is_now
+FROM information_schema.columns
+WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position"""
+"""Also a unique key makes columns ``is_keyed``, where there is no primary key."""
+# An outer join with the columns would read the definitions of all tables of the server.
+_PRIMARY: Final = """\
+SELECT column_name AS name, seq_in_index AS place FROM information_schema.statistics
+WHERE table_schema = %s AND table_name = %s AND index_name = 'PRIMARY'"""
 _COLUMN: Final = re.compile(r"`([^`]+)`")
 _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 
@@ -71,10 +73,30 @@ _GRANT: Final = re.compile(r"^GRANT (?P<rights>.+?) ON (?P<scope>\S+) TO ")
 class MariaChecks:
     """Checks of one capture's database; a few round trips, nothing is changed."""
 
+    wanted: ClassVar[Mapping[str, tuple[str, FindingOutcome, str]]] = {
+        **WANTED,
+        "gtid_strict_mode": ("ON", "warn", "a replica that is promoted keeps the same order"),
+    }
+    """Variable of the server → its value, what another one is, and why."""
+    rights: ClassVar[Mapping[str, Sequence[str]]] = {
+        "RELOAD": ("RELOAD",),
+        "SHOW DATABASES": ("SHOW DATABASES",),
+        "REPLICATION SLAVE": ("REPLICATION SLAVE",),
+        "BINLOG MONITOR": ("BINLOG MONITOR", "REPLICATION CLIENT"),
+    }
+    """Server-wide right → its names in all versions."""
+    other: ClassVar = 'This connector is for MariaDB: declare kind="mysql".'
+    log_status: ClassVar = "SHOW MASTER STATUS"
+    kept_out: ClassVar = (
+        "SELECT check_clause AS text FROM information_schema.check_constraints "
+        "WHERE constraint_schema = %s AND table_name = %s"
+    )
+    """The CHECKs of a table."""
+
     def __init__(self, rows: RunQuery, capture: Capture, own: OwnTables) -> None:
         self._rows, self._capture, self._own = rows, capture, own
-        names = [*_WANTED, "log_bin", "server_id", "binlog_expire_logs_seconds",
-                 "expire_logs_days", "sql_mode", _POSITIONS]  # fmt: skip
+        names = [*self.wanted, "log_bin", "server_id", "binlog_expire_logs_seconds",
+                 "expire_logs_days", "sql_mode", _POSITIONS, _OWN_KEYS]  # fmt: skip
         found = rows("SHOW GLOBAL VARIABLES WHERE Variable_name IN %s", names)
         self._settings = {row["Variable_name"]: str(row["Value"]) for row in found}
         user, _, host = str(rows("SELECT current_user() AS name")[0]["name"]).rpartition("@")
@@ -100,17 +122,19 @@ class MariaChecks:
         version = str(self._rows("SELECT version() AS v")[0]["v"])
         has_log = self._settings.get("log_bin", "OFF") in ("ON", "1")
         number = self._settings.get("server_id", "0")
-        is_ours, told = "mariadb" in version.lower(), "ON" if has_log else "there is no binlog"
-        other = "This connector is for MariaDB; with MySQL it would not report transactions."
+        told, is_ours = "ON" if has_log else "there is no binlog", self._is_ours(version)
         no_log = "Set log-bin in the server's configuration file and restart it."
         return [
-            verdict("version", version, is_ours, advice=other),
+            verdict("version", version, is_ours, advice=self.other),
             verdict("log_bin", told, has_log, advice=no_log),
-            *(self._setting(name, *wanted) for name, wanted in _WANTED.items()),
+            *(self._setting(name, *wanted) for name, wanted in self.wanted.items()),
             *self._zero_dates(),
             verdict("server_id", number, number != "0", "SET GLOBAL server_id = 1;"),
             self._retention(),
         ]
+
+    def _is_ours(self, version: str) -> bool:
+        return "mariadb" in version.lower()
 
     def _setting(self, name: str, wanted: str, outcome: FindingOutcome, why: str) -> Finding:
         found = self._settings.get(name, "unknown")
@@ -154,12 +178,12 @@ class MariaChecks:
 
     def _global_rights(self) -> Finding:
         held = self._grants.get("*.*", set())
-        missing = [r for r, names in _GLOBAL.items() if not held & {*names, "ALL PRIVILEGES"}]
-        return self._lacking("rights", missing, list(_GLOBAL), "*.*")
+        missing = [r for r, names in self.rights.items() if not held & {*names, "ALL PRIVILEGES"}]
+        return self._lacking("rights", missing, list(self.rights), "*.*")
 
     def _logged(self) -> Iterator[Finding]:
         """Captured databases that the server is configured to leave out of its binlog."""
-        status = next(iter(self._rows("SHOW MASTER STATUS")), {})
+        status = next(iter(self._rows(self.log_status)), {})
         only, ignored = _listed(status, "Binlog_Do_DB"), _listed(status, "Binlog_Ignore_DB")
         for database in sorted({t.partition(".")[0] for t in self._capture.captured_tables}):
             if database in ignored or (only and database not in only):
@@ -169,7 +193,7 @@ class MariaChecks:
 
     def _captured(self) -> Iterator[Finding]:
         for table in self._capture.captured_tables:
-            found = self._rows(_IS_KEYED, *table.split(".", 1))
+            found = columns_of(self._rows, table)
             rights = self._rights(table, ("SELECT",))
             if rights.outcome == "fail" or found:
                 yield rights
@@ -177,7 +201,7 @@ class MariaChecks:
                 yield no_table(table)
             if rights.outcome == "ok" and found:
                 made = self._definition(table)
-                yield self._key(table, bool(found[0]["keyed"]), made)
+                yield self._key(table, any(column["is_keyed"] for column in found), made)
                 yield from self._unlogged(table, made)
 
     def _definition(self, table: str) -> str:
@@ -194,7 +218,8 @@ class MariaChecks:
 
         Defaults and clauses stop it whether a field has the column or not.
         """
-        if actions := ", ".join(sorted({m["name"] for m in _CASCADE.finditer(made)})):
+        actions = ", ".join(sorted({m["name"] for m in _CASCADE.finditer(made)}))
+        if actions and self._settings.get(_OWN_KEYS) != "OFF":
             found = f"rows changed by {actions} (ON DELETE or UPDATE) are not in the binlog"
             advice = "Have the application change these rows itself, or read them again after it: "
             advice += f"`everstate cdc snapshot {self._capture.name} --table {table}`."
@@ -223,7 +248,7 @@ class MariaChecks:
         rights, making = self._rights(table, _OWN), f"{create_table(table)};"
         if rights.outcome == "fail":
             return Finding(rights.name, "fail", rights.found, (making, *rights.sql))
-        if not has_table(self._rows, table):
+        if not columns_of(self._rows, table):
             return Finding(f"table {table}", "fail", "there is none", (making,))
         return rights
 
@@ -273,9 +298,16 @@ def _listed(status: Mapping[str, Any], name: str) -> set[str]:
     return {each.strip() for each in str(status.get(name) or "").split(",") if each.strip()}
 
 
-def has_table(rows: RunQuery, table: str) -> bool:
-    """Whether our table exists, and is visible."""
-    return bool(rows(_IS_KEYED, *table.split(".", 1)))
+def columns_of(rows: RunQuery, table: str) -> list[dict[str, Any]]:
+    """The columns of a table in the order of the binlog; none of one that we cannot see.
+
+    Of each what ``_COLUMNS`` has, and its ``key_place`` in the primary key. Cost: two round trips.
+    """
+    named = table.split(".", 1)
+    places = {key["name"]: key["place"] for key in rows(_PRIMARY, *named)}
+    return [
+        {**column, "key_place": places.get(column["name"])} for column in rows(_COLUMNS, *named)
+    ]
 
 
 def create_table(table: str) -> str:

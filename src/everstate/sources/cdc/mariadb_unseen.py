@@ -28,6 +28,8 @@ _REPORTED_MAX: Final = 100
 """Most tables that a mark names: its column has 64 KB, and a new epoch reads all tables."""
 _USE: Final = re.compile(r"(?:use `((?:[^`]|``)*)`; )?(?:set [\w=, ]+; )?", re.IGNORECASE)
 """What SHOW BINLOG EVENTS puts before a statement: its database, and settings of its session."""
+_GTIDS: Final = ("Gtid", "Gtid_tagged_log_event", "Anonymous_Gtid")
+"""Kinds of an event that begins a transaction."""
 _GTID: Final = re.compile(r"GTID ((\d+)-\d+-(\d+))")
 _BEGUN: Final = re.compile(r"(?:BEGIN|XA START .*) GTID (\d+)-\d+-(\d+)")
 """The GTID of a transaction with rows; one of a statement, or of XA COMMIT, is alone."""
@@ -45,6 +47,10 @@ _EARLIER: Final = (
     "an XA transaction was committed ({}) that was prepared before the rows were read, and may "
     "have rows that are not in the log"
 )
+_PUBLISHED: Final = "published"
+"""In place of the GTID of an XA transaction in MySQL, whose rows are not held (decision 108)."""
+_PARTIAL: Final = "a session changed parts of JSON ({}), and the connector skips such changes"
+_ROLLED_BACK: Final = "an XA transaction was rolled back ({}), and its rows were published before"
 _GONE: Final = (
     "the server removed its binlog from {} on before everstate had looked at it for writes that "
     "the connector does not see"
@@ -87,7 +93,7 @@ def _passed(
                 end = None
             elif end is None:
                 end = len(found)
-        is_enough = event.kind == "Gtid" and len(found) >= _LOOKED_MAX
+        is_enough = event.kind in _GTIDS and len(found) >= _LOOKED_MAX
         if is_enough or (end is not None and len(found) - end > _AHEAD):
             break
         found.append(event)
@@ -98,25 +104,35 @@ def judged(capture: Capture, mark: Mark, place: str, events: Iterable[BinlogEven
     """The mark after the events behind ``place``, which is the beginning of a transaction."""
     tables, xa_open, unseen = capture.captured_tables, dict(mark.xa), dict(mark.unseen)
     looked, rolled_back, xid, gtid = dict(mark.looked), list[str](), "", ""
+    named: dict[str, str] = {}
     for event in events:
         xa, reason, found = _XA.match(event.info), _STATEMENT, list[str]()
-        if event.kind == "Gtid":
-            xid, gtid = "" if xa is None else xa[3], ""
+        if event.kind in _GTIDS:
+            xid, gtid = "", _PUBLISHED
             if (begun := _GTID.search(event.info)) is not None:
                 gtid, looked[begun[2]] = begun[1], int(begun[3])
-            if xid:
-                xa_open[xid] = ""
+        if xa is not None and xa[2] == "START":
+            # MariaDB has it in the event with the GTID, MySQL in one that follows.
+            xid = xa[3]
+            xa_open[xid] = ""
         elif event.kind == "Table_map":
-            if xid and event.info.partition("(")[2].removesuffix(")") in tables:
+            number, _, mapped = event.info.removesuffix(")").partition(" (")
+            named[number] = mapped
+            if xid and mapped in tables:
                 xa_open[xid] = gtid
+        elif event.kind == "Update_rows_partial":
+            changed = named.get(event.info.partition(" flags")[0])
+            found, reason = [each for each in tables if each == changed], _PARTIAL
         elif event.kind == REMOVED:
             found, reason = ["all tables"], _GONE
         elif event.kind in ("Query", "Execute_load_query") and xa is None:
             found = written_tables(event.info, tables)
-        elif xa is not None and xa[2] != "START":
+        elif xa is not None:
             known = xa_open.pop(xa[3], None)
             if known is None and xa[2] == "COMMIT":
                 found, reason = ["all tables"], _EARLIER
+            elif known == _PUBLISHED and xa[2] == "ROLLBACK":
+                found, reason = ["all tables"], _ROLLED_BACK
             elif known and xa[2] == "ROLLBACK":
                 rolled_back.append(known)
         for table in found[: max(0, _REPORTED_MAX - len(unseen))]:

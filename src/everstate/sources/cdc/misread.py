@@ -115,8 +115,8 @@ def read_column(
 
 def real_column(row: Mapping[str, Any]) -> ReadColumn:
     """A column of a table, as :meth:`MariaDatabase.columns` gives it."""
-    members = members_of(row["type"])
-    return read_column(row["name"], row["type"], members=members, charset=row["charset"])
+    kind = row["whole_type"]
+    return read_column(row["name"], kind, members=members_of(kind), charset=row["charset"])
 
 
 def members_of(kind: str) -> list[str]:

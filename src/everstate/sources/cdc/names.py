@@ -36,7 +36,7 @@ class CaptureNames:
 
     @property
     def server_id(self) -> int:
-        """The connector's ``server_id`` as a replica of MariaDB, above the usual numbers."""
+        """The connector's ``server_id`` as a replica of the database, above the usual numbers."""
         return 1_000_000_000 + zlib.crc32(self.connector.encode()) % 1_000_000_000
 
     @property
@@ -54,7 +54,7 @@ class CaptureNames:
 
     @property
     def schema_history(self) -> str:
-        """Topic in which the MariaDB connector stores the history of table definitions."""
+        """Topic in which a connector of a binlog stores the history of table definitions."""
         return TopicNames(self.prefix).capture(self.source, "schemas")
 
     @property

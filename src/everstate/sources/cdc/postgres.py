@@ -42,7 +42,7 @@ from everstate.sources.cdc.postgres_checks import (
     published_tables,
     slot_row,
 )
-from everstate.sources.cdc.postgres_tables import STATES, families, shapes
+from everstate.sources.cdc.postgres_tables import COLUMNS, STATES, families, shapes
 from everstate.telemetry import without_secret
 
 _CONNECT_S: Final = 10
@@ -58,14 +58,6 @@ ORDER BY since NULLS LAST LIMIT 1"""
 _LOG_END: Final = """\
 SELECT pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
   ELSE pg_current_wal_insert_lsn() END, '0/0')::text AS lsn"""
-_KEY: Final = """\
-WITH given AS (SELECT to_regclass(%s) AS oid, %s::text[] AS key)
-SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type
-FROM given JOIN pg_attribute a ON a.attrelid = given.oid
-LEFT JOIN pg_index i
-  ON i.indrelid = a.attrelid AND i.indisprimary AND a.attnum = ANY (i.indkey)
-WHERE CASE WHEN key = '{}' THEN i.indrelid IS NOT NULL ELSE a.attname = ANY (key) END
-ORDER BY array_position(key, a.attname::text), array_position(i.indkey::int2[], a.attnum)"""
 
 
 def postgres_address(dsn: str) -> tuple[Address, str]:
@@ -127,8 +119,9 @@ class PostgresDatabase(CapturedDatabase):
             for table, family in families(self._rows, tables).items():
                 if all(each.is_writable for each in family):
                     continue
-                publication = self._quoted(name)
-                self._execute(f"ALTER PUBLICATION {publication} DROP TABLE {self._quoted(table)}")
+                # Tables that inherit from it are not always published.
+                drop = f"ALTER PUBLICATION {self._quoted(name)} DROP TABLE ONLY"
+                self._execute(f"{drop} {self._quoted(table)}")
                 note = f"UPDATE and DELETE of {table} failed while it was published"
                 steps.append(SetupStep(f"table {table} of publication {name}", "removed", note))
         return [*steps, SetupStep(f"slot {name}", "kept")]
@@ -172,6 +165,11 @@ class PostgresDatabase(CapturedDatabase):
 
     def _checks(self) -> PostgresChecks:
         return PostgresChecks(self._rows, self._capture, self._names, self.own)
+
+    def columns(self, table: str) -> list[dict[str, Any]]:
+        """See ``postgres_tables.COLUMNS``."""
+        with self._translated("reading the columns"):
+            return self._rows(COLUMNS, [table])
 
     def shapes(self, settings: Mapping[str, str]) -> Mapping[str, TableShape]:
         """Columns that the log or the publication leave out are looked up, and each type."""
@@ -281,17 +279,9 @@ class PostgresDatabase(CapturedDatabase):
         (row,) = open_ones
         return f"{name} waits for {row['name']}, open since {row['since']}: {row['advice']}"
 
-    def _key(self, table: str) -> list[dict[str, Any]]:
-        declared = self._capture.tables.get(table)
-        return self._rows(_KEY, self._quoted(table), list(declared.key_columns if declared else ()))
-
     def _literal(self, value: Any, kind: str, is_raw: bool) -> str:
         given = from_raw(value, kind) if is_raw else value
         return f"{sql.Literal(given).as_string(self._connection)}::{kind}"
-
-    def _exists(self, table: str) -> bool:
-        found = "SELECT FROM pg_tables WHERE schemaname || '.' || tablename = %s"
-        return bool(self._rows(found, table))
 
     def _make_publication(self) -> list[SetupStep]:
         """Make the publication, or add the tables and the setting that it lacks."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from everstate.declarations.captures import Capture
@@ -17,12 +17,9 @@ from everstate.sources.cdc.connectors import SourceColumn, TableShape
 from everstate.sources.cdc.database import ONE_ENTITY, Finding, RunQuery, quoted, quoted_name
 from everstate.sources.cdc.postgres_types import ColumnType
 
-_LISTS: Final = ("generated", "apart", "parted_by")
 _IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 _GENERATED_IN_IDENTITY: Final = 180_000
 """Since this version a full identity may hold no generated column that is not published."""
-_PARTS: Final = 150_000
-"""Since this version a publication may have some columns or rows of a table only."""
 
 _FAMILY: Final = """\
 WITH RECURSIVE family AS (
@@ -34,7 +31,7 @@ WITH RECURSIVE family AS (
 
 _FAMILIES: Final = f"""\
 {_FAMILY}
-SELECT rn.nspname || '.' || r.relname AS root, c.oid, n.nspname || '.' || c.relname AS name,
+SELECT rn.nspname || '.' || r.relname AS root, n.nspname || '.' || c.relname AS name,
   c.relkind::text AS kind, c.relpersistence = 'u' AS is_unlogged,
   c.relispartition AS is_partition, c.relreplident::text AS identity,
   ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0
@@ -46,46 +43,52 @@ SELECT rn.nspname || '.' || r.relname AS root, c.oid, n.nspname || '.' || c.reln
     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
     AND c.reltoastrelid <> 0 AND t.typlen = -1 AND t.typstorage <> 'p'
     -- A value that was stored apart stays there when the column's storage becomes PLAIN.
-    AND (a.attstorage <> 'p' OR pg_relation_size(c.reltoastrelid) > 0)) AS apart
+    AND (a.attstorage <> 'p' OR pg_relation_size(c.reltoastrelid) > 0)) AS apart,
+  ARRAY(SELECT jsonb_build_object('name', x.relname, 'is_primary', i.indisprimary,
+      'is_identity', i.indisreplident, 'is_immediate', i.indimmediate,
+      'columns', jsonb_agg(a.attname ORDER BY k.place), 'is_filled', bool_and(a.attnotnull))
+    FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid,
+      unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
+    WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
+      AND i.indpred IS NULL AND i.indexprs IS NULL
+      AND a.attrelid = i.indrelid AND a.attnum = k.number AND k.place <= i.indnkeyatts
+    GROUP BY i.indexrelid, x.relname ORDER BY x.relname) AS indexes
 FROM family f JOIN pg_class r ON r.oid = f.root JOIN pg_namespace rn ON rn.oid = r.relnamespace
 JOIN pg_class c ON c.oid = f.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY f.root, c.oid <> f.root, name"""
 
-_INDEXES: Final = """\
-SELECT i.indrelid AS oid, x.relname::text AS name, i.indisprimary AS is_primary,
-  i.indisreplident AS is_identity, i.indimmediate AS is_immediate, found.columns, found.is_filled
-FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid, LATERAL (
-  SELECT array_agg(a.attname::text ORDER BY k.place) AS columns,
-    bool_and(a.attnotnull) AS is_filled
-  FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place)
-  JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
-  WHERE k.place <= i.indnkeyatts) found
-WHERE i.indrelid = ANY (%s) AND i.indisunique AND i.indisvalid
-  AND i.indpred IS NULL AND i.indexprs IS NULL
-ORDER BY i.indrelid, x.relname"""
-
-_COLUMNS: Final = """\
+COLUMNS: Final = """\
 WITH RECURSIVE typed AS (
-  SELECT a.attrelid AS oid, a.attnum, a.attname::text AS column, a.attnotnull AS is_required,
+  SELECT n.nspname || '.' || c.relname AS table, c.oid, a.attnum, a.attname::text AS name,
+    a.attnotnull AS is_required, a.attgenerated <> '' AS is_generated,
     format_type(a.atttypid, a.atttypmod) AS text, a.atttypid AS type, a.atttypmod AS size,
-    a.attndims::int AS dimensions, false AS is_domain, a.attgenerated <> '' AS is_generated
-  FROM pg_attribute a
-  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped
+    a.attndims::int AS dimensions, false AS is_domain
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  WHERE n.nspname || '.' || c.relname = ANY (%s) AND c.relkind IN ('r', 'p')
   UNION ALL
-  SELECT d.oid, d.attnum, d.column, d.is_required OR t.typnotnull, d.text, t.typbasetype,
-    t.typtypmod, t.typndims::int, true, d.is_generated
+  SELECT d.table, d.oid, d.attnum, d.name, d.is_required OR t.typnotnull, d.is_generated, d.text,
+    t.typbasetype, t.typtypmod, t.typndims::int, true
   FROM typed d JOIN pg_type t ON t.oid = d.type AND t.typtype = 'd'
 )
-SELECT d.oid, d.column, d.is_required, d.is_generated, d.text,
-  coalesce(b.typname, e.typname, t.typname)::text AS name,
-  coalesce(b.typtype, e.typtype, t.typtype)::text AS kind, e.oid IS NOT NULL AS is_array,
-  d.is_domain, b.oid IS NOT NULL AS is_domain_inside, d.dimensions, d.size
+SELECT d.table, d.name, d.text AS type, d.is_required, d.is_generated,
+  array_position(p.indkey::int2[], d.attnum) AS key_place,
+  ARRAY(SELECT pg_get_constraintdef(k.oid) FROM pg_constraint k WHERE k.conrelid = d.oid
+    AND k.contype = 'c' AND k.convalidated AND k.conkey = ARRAY[d.attnum]) AS checks,
+  jsonb_build_object('text', d.text, 'name', coalesce(b.typname, e.typname, t.typname),
+    'kind', coalesce(b.typtype, e.typtype, t.typtype), 'is_array', e.oid IS NOT NULL,
+    'is_domain', d.is_domain, 'is_domain_inside', b.oid IS NOT NULL,
+    'dimensions', d.dimensions, 'size', d.size) AS kind
 FROM typed d JOIN pg_type t ON t.oid = d.type AND t.typtype <> 'd'
 LEFT JOIN pg_type e ON e.typarray = t.oid
 LEFT JOIN pg_type b ON e.typtype = 'd' AND b.oid = e.typbasetype
+LEFT JOIN pg_index p ON p.indrelid = d.oid AND p.indisprimary
 ORDER BY d.oid, d.attnum"""
+"""Columns of tables. ``kind`` has the fields of a ColumnType, and ``checks`` are those of this
+column alone."""
 
-# A partition that was detached and attached again has another entry in `pg_inherits`.
+# One statement, so that all of it is of one moment. A partition that was detached and attached
+# again has another entry in `pg_inherits`.
 STATES: Final = f"""\
 {_FAMILY}
 SELECT rn.nspname || '.' || r.relname AS name,
@@ -110,7 +113,7 @@ class _Index:
     """A unique index of all rows, on plain columns."""
 
     name: str
-    columns: tuple[str, ...]
+    columns: Sequence[str]
     is_primary: bool
     is_identity: bool
     is_immediate: bool
@@ -128,21 +131,20 @@ class Relation:
     is_unlogged: bool
     is_partition: bool
     identity: str
-    generated: tuple[str, ...]
-    apart: tuple[str, ...]
+    generated: Sequence[str]
+    apart: Sequence[str]
     """Columns whose long values it may store apart from the row."""
-    parted_by: tuple[str, ...]
+    parted_by: Sequence[str]
     """Columns that decide in which of its partitions a row is."""
-    indexes: tuple[_Index, ...]
-    oid: int
+    indexes: Sequence[_Index]
 
     @property
-    def primary(self) -> tuple[str, ...]:
+    def primary(self) -> Sequence[str]:
         """Columns of the primary key; empty: it has none."""
         return next((index.columns for index in self.indexes if index.is_primary), ())
 
     @property
-    def logged_columns(self) -> tuple[str, ...] | None:
+    def logged_columns(self) -> Sequence[str] | None:
         """Columns of the row before that the log contains; ``None``: all of them."""
         if self.identity == "f":
             return None
@@ -180,65 +182,50 @@ class Relation:
 def families(run: RunQuery, tables: Iterable[str]) -> dict[str, list[Relation]]:
     """Table → itself first, then its partitions and heirs; tables that do not exist are left out.
 
-    Cost: two round trips.
+    Cost: one round trip.
     """
-    rows = run(_FAMILIES, list(tables))
-    indexes, found = defaultdict[int, list[_Index]](list), dict[str, list[Relation]]()
-    for each in run(_INDEXES, [row["oid"] for row in rows]):
-        columns = tuple(each.pop("columns"))
-        indexes[each.pop("oid")].append(_Index(columns=columns, **each))
-    for row in rows:
-        family = found.setdefault(row.pop("root"), [])
-        row |= {name: tuple(row[name]) for name in _LISTS}
-        family.append(Relation(indexes=tuple(indexes[row["oid"]]), **row))
+    found: dict[str, list[Relation]] = {}
+    for row in run(_FAMILIES, list(tables)):
+        indexes = [_Index(**each) for each in row.pop("indexes")]
+        found.setdefault(row.pop("root"), []).append(Relation(**row, indexes=indexes))
     return found
 
 
 def shapes(
     run: RunQuery, capture: Capture, publication: str, settings: Mapping[str, str]
 ) -> dict[str, TableShape]:
-    """Columns and key of each captured table that exists; cost: four round trips.
+    """Columns and key of each captured table that exists; cost: three round trips.
 
     ``settings``: those of the connector, as far as it has others than `everstate cdc` makes.
     """
     found = families(run, capture.tables)
-    roots = {family[0].oid: table for table, family in found.items()}
-    columns: dict[str, list[SourceColumn]] = {table: [] for table in found}
-    lists = {row["name"]: row.get("columns") for row in published_parts(run, publication)}
-    for row in run(_COLUMNS, list(roots)):
-        table = roots[row.pop("oid")]
-        column = str(row.pop("column"))
-        facts: dict[str, Any] = {
-            name: bool(row.pop(name)) for name in ("is_generated", "is_required")
-        }
-        kind = ColumnType(**row)
-        absent, unmarked, statements = kind.untold, None, tuple[str, ...]()
-        published = lists.get(table)
-        if published is not None and column not in published and not facts["is_generated"]:
-            absent = f"the column list of publication {publication} leaves it out"
-            statements = published_whole(publication, table)
-        elif not kind.is_marked(settings) and not facts["is_generated"]:
-            bad = [each for each in found[table] if each.leaves_out(column)]
-            statements = _with_full_identity(bad)
-            if bad:
-                unmarked = (
-                    f"a long value of type {kind.text} is stored apart from the row of "
-                    f"{_names(bad)}, and the log leaves it out where it did not change"
-                )
-        columns[table].append(
-            SourceColumn(
-                *(column, absent, unmarked),
-                sql=statements,
-                numbers=kind.numbers,
-                fails=kind.fails,
-                kind=kind.form,
-                **facts,
-            )
+    lists = {row["name"]: row["columns"] for row in published_parts(run, publication)}
+    columns = defaultdict[str, list[SourceColumn]](list)
+    for row in run(COLUMNS, list(found)):
+        table, kind = row["table"], ColumnType(**row["kind"])
+        column = SourceColumn(
+            row["name"],
+            absent=kind.untold,
+            is_generated=row["is_generated"],
+            is_required=row["is_required"],
+            numbers=kind.numbers,
+            fails=kind.fails,
+            kind=kind.form,
         )
+        listed = lists.get(table)
+        bad = [each for each in found[table] if each.leaves_out(column.name)]
+        if listed is not None and column.name not in listed and not column.is_generated:
+            absent = f"the column list of publication {publication} leaves it out"
+            column = replace(column, absent=absent, sql=published_whole(publication, table))
+        elif bad and not kind.is_marked(settings) and not column.is_generated:
+            unmarked = f"a long value of type {kind.text} is stored apart from the row of "
+            unmarked += f"{_names(bad)}, and the log leaves it out where it did not change"
+            column = replace(column, unmarked=unmarked, sql=_with_full_identity(bad))
+        columns[table].append(column)
     return {
         table: TableShape(
             tuple(columns[table]),
-            capture.tables[table].key_columns or family[0].primary,
+            capture.tables[table].key_columns or tuple(family[0].primary),
             bool(family[0].primary),
         )
         for table, family in found.items()
@@ -248,14 +235,12 @@ def shapes(
 def published_parts(run: RunQuery, publication: str) -> list[dict[str, Any]]:
     """Name of each table of a publication, also of one of all tables, and what it has of the table.
 
-    Its ``columns``, and the ``rowfilter`` of its rows, which is None where it has all of them.
+    Its ``columns``, and the ``rowfilter`` of its rows, which is None where it has all of them, as
+    always before PostgreSQL 15; the ``columns`` are None then.
     """
-    (server,) = run("SELECT current_setting('server_version_num')::int AS version")
-    has_parts = server["version"] >= _PARTS
-    parts = "attnames::text[] AS columns, rowfilter" if has_parts else "NULL AS rowfilter"
     return run(
-        f"SELECT schemaname || '.' || tablename AS name, {parts} FROM pg_publication_tables "
-        "WHERE pubname = %s",
+        "SELECT schemaname || '.' || tablename AS name, to_jsonb(p) -> 'attnames' AS columns, "
+        "to_jsonb(p) ->> 'rowfilter' AS rowfilter FROM pg_publication_tables p WHERE pubname = %s",
         publication,
     )
 
@@ -307,7 +292,7 @@ class TableChecks:
         unique = [i for i in itself.indexes if i.is_filled and i.is_immediate]
         if unique:
             found += f", but the unique index {unique[0].name}"
-            advice = f"Declare its Table with key_columns={unique[0].columns!r}."
+            advice = f"Declare its Table with key_columns={tuple(unique[0].columns)!r}."
         else:
             statements = (f'ALTER TABLE {quoted(itself.name)} ADD PRIMARY KEY ("id");',)
             advice = "With the columns that name a row. Where it can have none: declare its Table "

@@ -12,7 +12,6 @@ from everstate.changes import EntityType
 from everstate.config import Config
 from everstate.declarations.captures import Capture
 from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
 from everstate.log.record import Record
 from everstate.log.topics import TopicNames
 from everstate.sources.cdc.mapping import CleanRow
@@ -55,7 +54,8 @@ def preview(
         for part in parts:
             topic = names.raw(capture.name, part) if part else names.raw_prefix(capture.name)
             count = rows if part else _LOOK_BACK * rows * len(capture.tables)
-            newest = _newest(config, consumer, topic, count)
+            # Tombstones and transaction markers take offsets too: read a little further back.
+            newest = consumer.read_topic(topic, last=2 * count + 2)
             for record in sorted(newest, key=lambda one: (one.timestamp_ms, one.offset)):
                 header_map = dict(record.headers)
                 headers = [header_map.get(name) for name in reader.header_names]
@@ -63,15 +63,6 @@ def preview(
                 for one in _previewed(parts[part], record, reader.read(*value)):
                     found.setdefault(one.table, []).append(one)
     return [one for listed in found.values() for one in listed[-rows:]]
-
-
-def _newest(config: Config, consumer: Consumer, topic: str, rows: int) -> Iterator[Record]:
-    with Offsets(config) as offsets:
-        starts, ends = offsets.beginnings([topic]), offsets.stable_ends([topic])
-    for (_, partition), end in ends.items():
-        # Tombstones and transaction markers take offsets too: read a little further back.
-        start = max(starts[topic, partition], end - 2 * rows - 2)
-        yield from consumer.read(topic, partition, start, end)
 
 
 def _previewed(table: str, record: Record, parsed: Sequence[Any]) -> Iterator[Previewed]:

@@ -101,6 +101,7 @@ FORMS: Final[Mapping[str, Mapping[str, FromPrinted]]] = {
         "time": _clock,
     },
     "mariadb": _IN_MARIADB,
+    "mysql": _IN_MARIADB,
 }
 """Kind of database → type of a column → what makes Debezium's value of the printed one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from everstate.config import Config
@@ -36,15 +37,11 @@ def newest_lsn(config: Config, capture: Capture) -> int:
     Cost: one read of at most a hundred records.
     """
     topic = CaptureNames(config.log.prefix, capture.name).raw_log
-    try:
-        with Offsets(config) as offsets:
-            start = offsets.beginnings([topic])[topic, 0]
-            end = offsets.stable_ends([topic])[topic, 0]
-    except LogError:
-        return 0
-    with Consumer(config, client_id="everstate-cdc") as consumer:
-        records = consumer.read(topic, 0, max(start, end - _TAIL), end)
+    # There may be no such topic yet.
+    with Consumer(config, client_id="everstate-cdc") as consumer, suppress(LogError):
+        records = consumer.read_topic(topic, last=_TAIL)
         return max((place for each in records for place in _places(each.value)), default=0)
+    return 0
 
 
 def _places(value: bytes | None) -> list[int]:

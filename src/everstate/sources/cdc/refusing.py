@@ -17,7 +17,7 @@ from everstate.sources.cdc.connectors import (
     SourceColumn,
     TableShape,
 )
-from everstate.sources.cdc.convert import reads_as
+from everstate.sources.cdc.convert import inferred, reads_as
 from everstate.sources.cdc.database import Finding, verdict
 from everstate.sources.cdc.mapping import NO_COLUMN, TableMapping, mapping_of
 from everstate.sources.cdc.rest import Connect
@@ -211,7 +211,13 @@ def _misread(
     """
     declared = {name.lower(): kind for name, kind in mapping.table.types.items()}
     kind, wanted = declared.get(column.name.lower()), mapping.model_fields.get(field)
-    reading = reads_as(kind, None if wanted is None else wanted.tree)
+    tree = None if wanted is None else wanted.tree
+    if column.is_reformatted and kind is None and tree is not None and inferred(tree, "ms") is None:
+        found = f"a change may have another text than a snapshot has, so field {field} would change"
+        advice = f"Declare types={{{column.name!r}: 'json'}} of its Table, which gives the field "
+        advice += "JSON in one form; or make the field a model, a dict or a list."
+        yield Finding(f"column {table}.{column.name}", "fail", found, advice=advice)
+    reading = reads_as(kind, tree)
     is_declared = column.numbers == "numbers" and kind is not None
     if column.numbers is None or is_declared or reading in (None, column.numbers):
         return

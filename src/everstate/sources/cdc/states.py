@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from heapq import merge
 from typing import Any, Final
 
 import msgspec
 
+from everstate.changes import EntityType
 from everstate.log.state_copy import StateCopy
 from everstate.sources.cdc.completion import Known
 
@@ -23,11 +24,12 @@ _HEAD = struct.Struct(">QBH")
 class States:
     r"""Newest states by entity type and key: looked up in batches, written with the transaction.
 
-    A name is ``<entity type>\0<key>``.
+    A name is ``<entity type>\0<key>``. A state of one of the ``types`` is as its model writes it
+    today, so that a row which has only a renamed field makes no change.
     """
 
-    def __init__(self, copy: StateCopy) -> None:
-        self._copy = copy
+    def __init__(self, copy: StateCopy, types: Mapping[str, EntityType] | None = None) -> None:
+        self._copy, self._types = copy, types or {}
         self.cache: dict[str, Known | None] = {}
         """States that were looked up or put in this batch."""
         self.changed: set[str] = set()
@@ -38,7 +40,13 @@ class States:
         wanted = sorted(name for name in set(names) if name not in self.cache)
         found = self._copy.get_many([_STATE + name.encode() for name in wanted])
         for name, row in zip(wanted, found, strict=True):
-            self.cache[name] = None if row is None else known_row(row)
+            self.cache[name] = None if row is None else self._today(name, known_row(row))
+
+    def _today(self, name: str, known: Known) -> Known:
+        kind = self._types.get(name.partition("\0")[0])
+        if kind is None or not kind.former:
+            return known
+        return msgspec.structs.replace(known, image=kind.restated(known.image))
 
     def get(self, entity: str, key: str) -> Known | None:
         """Newest state of an entity; ``None``: it was never seen."""

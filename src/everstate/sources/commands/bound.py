@@ -15,7 +15,6 @@ import msgspec
 from everstate.config import Config
 from everstate.log.bound import Bound, BoundTopic, check_bound
 from everstate.log.consumer import Consumer
-from everstate.log.positions import Offsets
 from everstate.log.producer import Producer
 from everstate.log.topics import TopicNames
 
@@ -43,15 +42,9 @@ def check_log(config: Config, entities: Iterable[str]) -> None:
 
 def _read(config: Config, entities: Iterable[str]) -> Bound:
     names, found = TopicNames(config.log.prefix), dict[str, BoundTopic]()
-    with (
-        Offsets(config) as offsets,
-        Consumer(config, client_id="everstate-commands-bound") as consumer,
-    ):
+    with Consumer(config, client_id="everstate-commands-bound") as consumer:
         for entity in entities:
-            place = (names.parked(entity), 0)
-            start = offsets.beginnings([place[0]])[place]
-            end = offsets.stable_ends([place[0]])[place]
-            for record in consumer.read(*place, start, end):
+            for record in consumer.read_topic(names.parked(entity)):
                 if record.key == BOUND:
                     found[entity] = _decode(record.value or b"")
     return found

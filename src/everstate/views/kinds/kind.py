@@ -108,8 +108,11 @@ class Names(Protocol):
     def table(self, name: str) -> str:
         """The own table of the version that is read, for a view that has one."""
 
-    def field(self, path: Sequence[str], kind: pa.DataType) -> str:
-        """A typed field of a state, from the column `state` of `latest` and `history`."""
+    def field(self, path: Sequence[Sequence[str]], kind: pa.DataType) -> str:
+        """A typed field of a state, from the column `state` of `latest` and `history`.
+
+        ``path``: as :meth:`EntityType.names_to` gives it.
+        """
 
 
 @dataclass(frozen=True)

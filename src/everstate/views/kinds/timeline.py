@@ -45,6 +45,8 @@ class TimelinePlan(ViewPlan):
 
     attributes: tuple[tuple[str, pa.DataType], ...] = ()
     """Dotted names, and their types."""
+    paths: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    """Of each attribute the names of the fields on the way to it, former ones too."""
     kind: ClassVar[str] = "timeline"
     has_times: ClassVar[bool] = True
     source: ClassVar[BatchSource] = "changes"
@@ -104,8 +106,9 @@ class TimelinePlan(ViewPlan):
         columns = [f"{text} AS {name}" for name, (text, _) in _OF_CHANGE.items()]
         before = ["lag(there) OVER w AS was_there"]
         changed = ["there IS DISTINCT FROM coalesce(was_there, false)"]
-        for (name, kind), plain in zip(self.attributes, self._plain_names, strict=True):
-            columns.append(output_text((names.field(name.split("."), kind), plain)))
+        places = zip(self.paths, self.attributes, self._plain_names, strict=True)
+        for path, (_, kind), plain in places:
+            columns.append(output_text((names.field(path, kind), plain)))
             before.append(f"lag({plain}) OVER w AS was_{plain}")
             changed.append(f"{plain} IS DISTINCT FROM was_{plain}")
         given = (
@@ -165,6 +168,7 @@ def timeline_plan(definition: TimelineDefinition, entity_type: EntityType) -> Ti
         definition,
         fields=tuple(sorted({name.split(".")[0] for name in definition.attributes})),
         attributes=attributes,
+        paths=tuple(tuple(entity_type.names_to(n.split("."))) for n in definition.attributes),
     )
 
 

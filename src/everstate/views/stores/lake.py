@@ -101,13 +101,14 @@ class LakeRows:
                 advice="Select another expression, or leave the store out.",
             )
         self._files()
+        path = self._path(table.name)
         DeltaTable.create(
-            self._path(table.name),
+            path,
             schema.append(pa.field(_STATE, pa.string())),
             mode="ignore",
             partition_by=[_STATE],
             configuration={**_PROPERTIES, _MERGE: table.merge},
-            storage_options=options_of(self._root),
+            storage_options=options_of(path),
             raise_if_key_not_exists=False,
         )
 
@@ -172,7 +173,10 @@ class LakeRows:
 
     def _path(self, name: str) -> LakePath:
         """Folder or URL of the table of a version, or of that which readers of a view see."""
-        return table_path(self._config, f"{self._config.views.schema_name}/{_place(name)}")
+        path = table_path(self._config, f"{self._config.views.schema_name}/{_place(name)}")
+        if path.options is not None:  # The keeper tries again, and the other views wait for it.
+            path.options["max_retries"] = "3"
+        return path
 
     def _files(self) -> FileSystem:
         """The files of all views; raises OSError where there can be no folder."""

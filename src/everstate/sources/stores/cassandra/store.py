@@ -138,8 +138,9 @@ class CassandraStore(Store):
             wanted = limit - len(found)
             rows, is_cut = self._rows(token, skip, wanted)
             for row in rows[skip:]:
-                if row.after is not None and _meets(row.after, equal, missing):
-                    entity = self.entity_type.validate_json(row.after)
+                after = self.entity_type.today(row.after)
+                if after is not None and _meets(after, equal, missing):
+                    entity = self.entity_type.validate_json(after)
                     found.append(Versioned(entity, row.head_version))
             if len(rows) < skip + wanted and not is_cut:
                 return Page(found, None)

@@ -485,6 +485,43 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Returns a state with today's names of its fields, see everstate.changes.former.
+CREATE OR REPLACE FUNCTION everstate_store.today(value jsonb, shape jsonb)
+RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+#variable_conflict use_variable
+DECLARE
+    name text;
+    part jsonb;
+    was text;
+BEGIN
+    IF value IS NULL OR coalesce(shape::text, '') !~ '"former"' THEN
+        RETURN value;
+    ELSIF shape ->> 'type' = 'struct' AND jsonb_typeof(value) = 'object' THEN
+        FOR name, part IN SELECT * FROM jsonb_each(shape -> 'fields') LOOP
+            FOR was IN SELECT jsonb_array_elements_text(part -> 'former') LOOP
+                IF value ? was AND coalesce(value -> name, 'null') = 'null' THEN
+                    value := value || jsonb_build_object(name, value -> was);
+                END IF;
+                IF value -> was IN ('null', value -> name) THEN
+                    value := value - was;
+                END IF;
+            END LOOP;
+            IF value ? name THEN
+                value := value || jsonb_build_object(name,
+                    everstate_store.today(value -> name, part - 'former'));
+            END IF;
+        END LOOP;
+    ELSIF shape ->> 'type' = 'map' AND jsonb_typeof(value) = 'object' THEN
+        RETURN (SELECT coalesce(jsonb_object_agg(k, everstate_store.today(v, shape -> 'element')),
+            '{}') FROM jsonb_each(value) AS each (k, v));
+    ELSIF shape ->> 'type' = 'list' AND jsonb_typeof(value) = 'array' THEN
+        RETURN (SELECT coalesce(jsonb_agg(everstate_store.today(item, shape -> 'element')
+            ORDER BY place), '[]')
+            FROM jsonb_array_elements(value) WITH ORDINALITY AS t (item, place));
+    END IF;
+    RETURN value;
+END $$;
+
 -- Emit one change of one entity in the caller's transaction. `before` and `after` are its whole
 -- states; null means that it did not exist, or is deleted. This function assigns the version and
 -- checks the chain: it locks the entity's row until the caller commits. `before` must be the state
@@ -502,11 +539,13 @@ DECLARE
     known everstate_store.registered := everstate_store.checked_type(entity, key, moment, false);
     source text := everstate_store.checked_provenance(provenance, key);
     intent text := everstate_store.checked_event(event, key);
-    was jsonb := nullif(before::jsonb, 'null');
-    new jsonb := nullif(after::jsonb, 'null');
+    was jsonb := everstate_store.today(nullif(before::jsonb, 'null'), known.shape);
+    new jsonb := everstate_store.today(nullif(after::jsonb, 'null'), known.shape);
+    given json := CASE WHEN new = after::jsonb THEN after ELSE new::json END;
     after_text text := CASE WHEN new IS NOT NULL THEN after::text END;
     before_text text := CASE WHEN was IS NOT NULL THEN before::text END;
     state text;
+    stored jsonb;
     lacking text;
 BEGIN
     IF chain NOT IN ('strict', 'mend') THEN
@@ -520,11 +559,11 @@ BEGIN
     PERFORM everstate_store.check_state(was, known.required, 'before', key);
     PERFORM everstate_store.check_state(new, known.required, 'after', key);
     IF known.shape IS NOT NULL THEN
-        PERFORM everstate_store.check_value(after, known.shape, 'after', key);
+        PERFORM everstate_store.check_value(given, known.shape, 'after', key);
         PERFORM everstate_store.check_own_key(was, known, 'before', key);
         PERFORM everstate_store.check_own_key(new, known, 'after', key);
         IF known.refuses_unknown THEN
-            PERFORM everstate_store.check_known(after, known.shape, 'after', key);
+            PERFORM everstate_store.check_known(given, known.shape, 'after', key);
         END IF;
     END IF;
     PERFORM everstate_store.check_json(before_text, 'before', key);
@@ -533,8 +572,9 @@ BEGIN
         EXECUTE format('SELECT t.version, t.state FROM everstate_store.%I AS t WHERE t.key = $1'
             ' FOR UPDATE', entity) INTO version, state USING key;
         version := coalesce(version, 0);
-        IF NOT everstate_store.is_equal(state::jsonb, was, known.shape) THEN
-            lacking := everstate_store.unknown_field(state::jsonb, was, known.shape, known.former);
+        stored := everstate_store.today(state::jsonb, known.shape);
+        IF NOT everstate_store.is_equal(stored, was, known.shape) THEN
+            lacking := everstate_store.unknown_field(stored, was, known.shape, known.former);
             IF lacking IS NOT NULL THEN
                 RAISE EXCEPTION 'the state that was emitted last has this field; emit with the release'
                     ' that has it, or name it in `removed` of the entity type and run `everstate outbox'

@@ -80,7 +80,7 @@ class Settling:
             return False
         last = self._last[key]
         if self._missing == "keep":
-            last = encode(decode(stored) | decode(last))
+            last = encode(decode(self._entity_type.today(stored)) | decode(last))
         whole = self._entity_type.carry(key, stored, last).decode()
         return self._entity_type.is_equal(stored, whole)
 
@@ -89,7 +89,7 @@ class Settling:
         absent = self._columns.keys() - entity.model_fields_set
         if not absent or self._missing == "reset":
             return state
-        new, old = decode(state), decode(stored)
+        new, old = decode(state), decode(self._entity_type.today(stored))
         kept = {name: old[name] for name in map(self._columns.__getitem__, absent) if name in old}
         merged = encode(new | kept).decode()
         if self._entity_type.is_equal(state, merged):

@@ -189,13 +189,19 @@ _PAGE: Final = sql.SQL("""
 WITH looked AS MATERIALIZED (
     SELECT key, version, state FROM {table}
     WHERE key > %(after)s ORDER BY key LIMIT %(scan)s
+), shown AS (
+    SELECT key, version, state, %(missing)s::jsonb || state::jsonb || coalesce((
+        SELECT jsonb_object_agg(pair ->> 0, state::jsonb -> (pair ->> 1))
+        FROM jsonb_array_elements(%(former)s::jsonb) AS pair
+        WHERE coalesce(state::jsonb -> (pair ->> 0), 'null') = 'null'
+            AND state::jsonb -> (pair ->> 1) <> 'null'
+    ), '{{}}') AS fields FROM looked
 ), wanted AS (
-    SELECT key, version, state FROM looked
-    WHERE state IS NOT NULL AND (%(equal)s::jsonb = '{{}}'
-        OR (%(missing)s::jsonb || state::jsonb) @> %(equal)s::jsonb)
+    SELECT key, version, state FROM shown
+    WHERE state IS NOT NULL AND (%(equal)s::jsonb = '{{}}' OR fields @> %(equal)s::jsonb)
         AND NOT EXISTS (
             SELECT FROM jsonb_each_text(%(numbers)s::jsonb) AS number,
-                LATERAL (SELECT (%(missing)s::jsonb || state::jsonb) ->> number.key) AS shown(text)
+                LATERAL (SELECT fields ->> number.key) AS shown(text)
             WHERE CASE WHEN pg_input_is_valid(shown.text, 'numeric')
                 THEN shown.text::numeric <> number.value::numeric ELSE true END
         )

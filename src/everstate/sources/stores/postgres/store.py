@@ -158,6 +158,8 @@ class EntityStore(Store):
     ) -> Page:
         """A page in key order. Cost: at most `api.scan_rows_max` rows, fewer without filters."""
         shown = shown_for_missing(self.entity_type.model, equal or {})
+        fields = [each for each in self.entity_type.columns if each.written in (equal or {})]
+        former = [(each.written, was) for each in fields for was in each.former]
         numbers = {name: one for name, one in (equal or {}).items() if isinstance(one, Decimal)}
         others = {name: one for name, one in (equal or {}).items() if name not in numbers}
         values: dict[str, Any] = {
@@ -169,6 +171,7 @@ class EntityStore(Store):
             "equal": msgspec.json.encode(others).decode(),
             "numbers": msgspec.json.encode(numbers).decode(),
             "missing": msgspec.json.encode(shown).decode(),
+            "former": msgspec.json.encode(former).decode(),
         }
         with self._connected("reading") as connection:
             *rows, (last, looked, matching) = connection.execute(self._sql.page, values).fetchall()

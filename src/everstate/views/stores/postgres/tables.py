@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Final
 
 import pyarrow as pa
@@ -68,7 +69,7 @@ class Readers:
         """The relation that readers see under a name."""
         return identifier(self._schema, name)
 
-    def field(self, path: Sequence[str], kind: pa.DataType) -> str:
+    def field(self, path: Sequence[Sequence[str]], kind: pa.DataType) -> str:
         """A typed field of a state."""
         return typed_field(path, kind)
 
@@ -112,7 +113,8 @@ def latest_readers(
     """
     plan = LatestPlan.of(entity_type.name)
     columns = {
-        column.name: typed_field((column.name,), column.type) for column in entity_type.arrow_schema
+        column.name: typed_field(entity_type.names_to([column.name]), column.type)
+        for column in entity_type.arrow_schema
     }
     columns |= {f"_{n}": identifier(n) for n in ("key", "version", "as_of", "recorded_at")}
     names = [name for name in shown if name in columns]
@@ -157,13 +159,21 @@ def _words(column: TableColumn) -> str:
     return f"{identifier(column.name)} tsvector GENERATED ALWAYS AS ({' || '.join(parts)}) STORED"
 
 
-def typed_field(path: Sequence[str], kind: pa.DataType) -> str:
-    """A typed field extracted from the column `state`; NULL where its value is not of the type."""
+def typed_field(path: Sequence[Sequence[str]], kind: pa.DataType) -> str:
+    """A typed field extracted from the column `state`; NULL where its value is not of the type.
+
+    ``path``: the names of each field on the way to it, today's first. A field with different values
+    under its names is NULL too. Objects and lists are JSON as it was written.
+    """
     cast = postgres_type(kind)
-    place = f"(state #> {literal(path)})"
+    names = [each[0] for each in path]
+    place = f"(state #> {literal(names)})"
+    text = f"(state ->> {literal(names[0])})" if len(path) == 1 else f"(state #>> {literal(names)})"
+    if any(len(each) > 1 for each in path):
+        place = reduce(_named, path, "state")
+        text = f"({place} #>> '{{}}')"
     if cast == "jsonb":
         return place
-    text = f"(state ->> {literal(path[0])})" if len(path) == 1 else f"(state #>> {literal(path)})"
     if cast in (None, "text"):
         return text
     value = f"{text}::{cast}"
@@ -184,6 +194,14 @@ def typed_field(path: Sequence[str], kind: pa.DataType) -> str:
     guarded = f"CASE WHEN {fits} THEN {value} END"
     # A CASE loses the digits of a numeric, and a view's column cannot change its type.
     return f"({guarded})::{cast}" if "(" in cast else guarded
+
+
+def _named(place: str, names: Sequence[str]) -> str:
+    """The value of an object's field; NULL where its names have different values."""
+    values = [f"nullif({place} -> {literal(each)}, 'null')" for each in names]
+    first = f"coalesce({', '.join(values)})"
+    clash = " OR ".join(f"{each} <> {first}" for each in values)
+    return f"(CASE WHEN NOT coalesce({clash}, false) THEN {first} END)"
 
 
 def _exact(text: str, cast: str) -> str | None:
