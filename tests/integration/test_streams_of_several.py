@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
@@ -318,6 +319,20 @@ def test_a_reader_begins_at_a_time(both: Both, address: str, read_by: Any) -> No
     both.send(6, seed=5)
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment % 1 * 1000):03}Z"
     assert changes_of(read(read_by(address, at))) == both.wanted()[before:]
+
+
+def test_a_time_after_what_the_core_has_judged_brings_nothing_older(
+    both: Both, address: str
+) -> None:
+    for each in (both.orders, both.seats):
+        each.send(each.change("k1", region="north"))
+    time.sleep(0.05)
+    later = FollowsBoth(address, since=datetime.now(UTC).isoformat())
+    assert later.is_live.wait(20)
+    both.send(6, seed=7)
+    until(lambda: len(later.changes) >= 6)
+    later.stop()
+    assert Counter(map(seen, later.changes)) == Counter(both.wanted()[2:])
 
 
 @ENCODERS

@@ -34,7 +34,7 @@ from everstate.changes.codec import decode_wire
 from everstate.changes.json_numbers import decode
 from everstate.changes.quoting import unquoted
 from everstate.changes.row_json import row_json
-from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_since
+from everstate.changes.tokens import LogPosition, Partition, Spot, Token, parse_since, parse_token
 from everstate.changes.triggers import Trigger, when
 from everstate.config import Config
 from everstate.errors import InvalidQuery, InvalidTrigger, NotFound
@@ -246,6 +246,10 @@ class ChangeSubscriber(Subscriber[Subscriptions, Wishes]):
         while self._past is not None:
             async for batch in self.past(self._past):
                 yield batch
+            # A time may be later than what the core has judged.
+            for name, position in parse_token(self._past.token).positions.items():
+                spots[name] = reached = dict(spots[name])
+                _advance(reached, position.spots)
             if not any(each.is_overrun for each in self._subscriptions.values()):
                 break
             # More changes came meanwhile than may wait. It begins again where the past ended.
