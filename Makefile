@@ -30,7 +30,7 @@ demo: env  ## a month of real flights through log, lake and proven views
 
 # A file stays with one worker; the longest files come first (tests/budgets.json).
 SUITE = $(BIN)/python tests/suite.py
-WORKERS = -n 3 --dist loadfile --no-loadscope-reorder
+WORKERS = -n 4 --dist loadfile --no-loadscope-reorder
 REPORTED = --durations 40 --budgets tests/budgets.json --junitxml test-results/junit.xml
 
 test: env  ## what CI runs: lint, types, layers, and the tests that guard every landing

@@ -31,6 +31,7 @@ BENCHES = (
     "rebuild",
     "lookup",
     "growth",
+    "sizes",
     "kinds",
     "rest",
     "reading",

@@ -21,9 +21,8 @@ from everstate.sources.cdc.columns import Rows, Slices
 from everstate.sources.cdc.composing import CaptureComposer
 from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.numbering import Numbering
-from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader
-from everstate.sources.cdc.states import States, held_name, older_rows_of
+from everstate.sources.cdc.states import States
 
 CONFIG = load(Path(__file__).parent)
 _RECORDED_S = datetime(2026, 11, 26, tzinfo=UTC).timestamp()
@@ -277,10 +276,6 @@ class Numbered:
         self.composer.begin(max(now_s, _RECORDED_S))
         if self.numbering is None or self.restarts:
             given = {**self.options, **options}
-            self.overlaps = Overlaps(
-                older_rows_of(self.copy), is_trusted=given.get("is_trusted", False)
-            )
-            given["overlaps"] = self.overlaps
             self.numbering = Numbering(self.reader, self.composer, self.held, **given)
         waiting = held_rows(self.held.values())
         batch = self.numbering.run(rows, [("raw", 0)], states, now_s, cut)
@@ -290,9 +285,7 @@ class Numbered:
         for entity in batch.held_changed & self.held.keys():
             # What is held comes back as it was.
             self.held[entity] = HeldEntity.decode(self.held[entity].encode())
-        self.overlaps.close(rows, [("raw", 0)])
-        older = {held_name(key): value for key, value in self.overlaps.records().items()}
-        self.copy.settle({**states.rows(), **older})
+        self.copy.settle(states.rows())
         topics = {way.changes for way in self.composer.targets}
         made = [Made.of(one) for one in self.composer.records() if one.topic in topics]
         self.changes += made

@@ -61,7 +61,7 @@ KEYS: dict[DatabaseKind, dict[str, KeyShape]] = {
         "date": one_column("date", date, _day),
         "pair": _PAIR,
         "unique": one_column("int NOT NULL", int, str, constraint="UNIQUE ({})", declared=True),
-        "deferrable": one_column("int", int, str, is_shifted=True, needs_full=True,
+        "deferrable": one_column("int", int, str, needs_full=True,
                            constraint="PRIMARY KEY ({}) DEFERRABLE"),
         "none": one_column("int", int, str, constraint="", declared=True, needs_full=True),
     },

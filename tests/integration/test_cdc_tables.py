@@ -46,6 +46,7 @@ PLAIN = "CREATE TABLE t (id int NOT NULL, a int)"
 PARTED = "CREATE TABLE t (id int PRIMARY KEY, a int) PARTITION BY RANGE (id)"
 KEYLESS_PARTED = "CREATE TABLE t (id int, a int) PARTITION BY RANGE (id)"
 PART = "CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (1000)"
+WHOLE = "ALTER TABLE t REPLICA IDENTITY FULL"
 COMPUTED = (
     "CREATE TABLE t (id int PRIMARY KEY, a int, total int GENERATED ALWAYS AS (a * 2) STORED)"
 )
@@ -137,7 +138,13 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], str]] = {
         [PLAIN], {"key_columns": ("id",)}, "UPDATE and DELETE of public.t fail"),
     "a key that is checked at the end of a transaction": (
         ["CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, a int)"], {},
-        "UPDATE and DELETE of public.t fail"),
+        "key of public.t: t_pkey is DEFERRABLE"),
+    "a deferrable key whose log has whole rows": (
+        ["CREATE TABLE t (id int, a int, PRIMARY KEY (id) INCLUDE (a) DEFERRABLE INITIALLY "
+         "DEFERRED)", WHOLE], {}, "PRIMARY KEY (id) INCLUDE (a) NOT DEFERRABLE;"),
+    "declared key columns of which only a deferrable constraint is unique": (
+        [PLAIN, "ALTER TABLE t ADD UNIQUE (id) DEFERRABLE", WHOLE], {"key_columns": ("id",)},
+        "key of public.t: t_id_key is DEFERRABLE"),
     "an identity that was taken away": (
         ["CREATE TABLE t (id int PRIMARY KEY, a int)", "ALTER TABLE t REPLICA IDENTITY NOTHING"],
         {}, "UPDATE and DELETE of public.t fail"),
@@ -227,6 +234,28 @@ def test_a_full_identity_captures_a_table_that_has_no_unique_column_with_a_warni
     assert "nothing in the database keeps id unique" in findings["key of public.t"].found
     publish(capturing)
     change_every_row(source)
+
+
+def test_a_key_that_becomes_deferrable_later_is_found_and_mended(
+    config: Config, source: PostgresSource
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY, a int)", WHOLE)
+    capturing = capture_tables(config, source, t=Table(entity="item"))
+    publish(capturing)
+    assert "key of public.t" not in failed(capturing.check())
+    made = "ADD CONSTRAINT t_pkey PRIMARY KEY (id) DEFERRABLE"
+    source.run(f"ALTER TABLE t DROP CONSTRAINT t_pkey, {made}")
+    found = failed(capturing.check())["key of public.t"]
+    assert "two rows may have one key within a transaction" in found.found
+    source.run(*found.sql)
+    assert "key of public.t" not in failed(capturing.check())
+
+
+def test_beside_a_deferrable_key_another_one_that_is_checked_at_once_is_enough(
+    config: Config, source: PostgresSource
+) -> None:
+    source.run("CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, a int, UNIQUE (id))", WHOLE)
+    assert checked(capture_tables(config, source, t=Table(entity="item"))) == {}
 
 
 def test_heirs_are_captured_as_tables_of_their_own(config: Config, source: PostgresSource) -> None:

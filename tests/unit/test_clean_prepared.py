@@ -30,7 +30,6 @@ from everstate.sources.cdc.holding import HeldEntity
 from everstate.sources.cdc.kinds import kind_of
 from everstate.sources.cdc.mariadb import BinlogEvent, MariaDatabase
 from everstate.sources.cdc.mariadb_unseen import look_at
-from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import (
     BinlogLook,
     Fingerprint,
@@ -39,7 +38,7 @@ from everstate.sources.cdc.reading import (
 )
 from everstate.sources.cdc.replaced import Mark, mark_of, renew_mark
 from everstate.sources.cdc.rows import KIND, SOURCE, TRANSACTION
-from everstate.sources.cdc.states import States, held_name, older_rows_of
+from everstate.sources.cdc.states import States
 from everstate.sources.cdc.stream import Stream, StreamStanding
 from tiers import counted as in_tier
 
@@ -273,10 +272,7 @@ class World:
         self.kind = kind_of(CONFIG, self.capture, ITEMS)
         self.held = {name: HeldEntity.decode(value) for name, value in self.kept.items()}
         self.stream, self.read_to = Stream("shop", standing_of(self.standing)), self.offset
-        self.overlaps = Overlaps(older_rows_of(self.copy), is_trusted=True)
-        self.numbering = self.kind.numbering(
-            self.held, epoch=1, is_trusted=True, overlaps=self.overlaps
-        )
+        self.numbering = self.kind.numbering(self.held, epoch=1, is_trusted=True)
 
     def connect(self, records: int) -> None:
         sent = self.server.sent[self.written : self.written + records]
@@ -310,7 +306,6 @@ class World:
         self.kind.records.begin(2_000_000_000.0)
         waiting = held_rows(self.held.values())
         batch = self.numbering.run(rows, [("raw", 0)], states, 0.0, None)
-        self.overlaps.close(rows, [("raw", 0)])
         counts = counted(
             {}, batch.read + waiting, batch.added, batch.outcomes, held_rows(self.held.values())
         )
@@ -323,8 +318,7 @@ class World:
             self.kept.pop(entity, None)
             if entity in self.held:
                 self.kept[entity] = self.held[entity].encode()
-        older = {held_name(key): value for key, value in self.overlaps.records().items()}
-        self.copy.settle({**states.rows(), **older})
+        self.copy.settle(states.rows())
         for record in self.kind.records.records():
             if record.topic == CHANGES:
                 value = json.loads(record.value or b"")

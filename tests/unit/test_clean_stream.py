@@ -22,7 +22,7 @@ from everstate.sources.cdc.stream import SEEN, Stream, StreamStanding
 from tiers import counted
 
 EXAMPLES = counted(100, full=1_000)
-NOTHING = (None,) * 12
+NOTHING = (None,) * 11
 encode = msgspec.msgpack.Encoder().encode
 standing_json = msgspec.json.Encoder().encode
 standing_of = msgspec.json.Decoder(StreamStanding).decode
@@ -70,7 +70,7 @@ class Source:
         rows: list[tuple[Any, ...]] = []
         for at, (what, tx, key, place, time) in enumerate(self.raw[offset:end], offset):
             if what == WHOLE:
-                whole = (None, None, None, tx, place, b'{"lsn":[1]}', time, None, None, None)
+                whole = (None, None, None, tx, place, b'{"lsn":[1]}', time, None, None)
                 rows.append((0, at, WHOLE, 0, "c", key, *whole))
             elif what == ENDED:
                 rows.append((0, at, ENDED, -1, None, None, None, None, None, tx, *NOTHING[6:]))
@@ -80,10 +80,10 @@ class Source:
                 rows.append((0, at, SOURCE, -1, None, None, None, None, key, *NOTHING[5:]))
             elif what == NOTE:
                 said = TransactionProvenance(transaction=tx, prefix="p", fields={"actor": key})
-                noted = (None, None, encode(said), tx, place, None, time, None, None, None)
+                noted = (None, None, encode(said), tx, place, None, time, None, None)
                 rows.append((0, at, NOTE, -1, "m", "p", *noted))
             else:
-                rows.append((0, at, WHOLE, 0, "r", key, *(None,) * 10))
+                rows.append((0, at, WHOLE, 0, "r", key, *NOTHING[2:]))
         return Rows.of(as_batch(rows))
 
 

@@ -95,8 +95,8 @@ class HandlerWorker(Worker):
             if not self._member.owned == self._owned.keys() == self._sought:
                 self._share()
             count = self._handle(self._due())
-            self._read(0.0 if count else _WAIT_S)
-            count += self._handle({p: each.pending for p, each in self._owned.items()})
+            pending = {p: each.pending for p, each in self._owned.items()}
+            count += self._handle(pending, 0.0 if count else _WAIT_S)
             for each in self._owned.values():
                 each.pending = [item for item in each.pending if not item.is_finished]
             if time.monotonic() - self._passed_at_s > _PASS_S:
@@ -153,8 +153,11 @@ class HandlerWorker(Worker):
                 if delivery.spot > owned.spots[item.lane]:
                     owned.pending.append(item)
 
-    def _handle(self, items: Mapping[int, Sequence[Item]]) -> int:
-        """Handle changes by partition and lane; returns how many."""
+    def _handle(self, items: Mapping[int, Sequence[Item]], idle_s: float | None = None) -> int:
+        """Handle changes by partition and lane; returns how many.
+
+        With ``idle_s`` it reads the next ones meanwhile, and waits so long for one if it has none.
+        """
         units = list[tuple[Owned, list[Item]]]()
         for number, each in items.items():
             found: dict[int, list[Item]] = {}
@@ -164,6 +167,8 @@ class HandlerWorker(Worker):
         most_s = _ROUND_S * min(1.0, self._handler.concurrency / max(1, len(units)))
         run = partial(self._caller.run, most_s=most_s)
         self._running = {self._pool.submit(run, owned, unit) for owned, unit in units}
+        if idle_s is not None:
+            self._read(0.0 if units else idle_s)
         while wait(self._running, _POLL_S).not_done:
             self._member.poll()
         for future in self._running:

@@ -48,10 +48,9 @@ from everstate.sources.cdc.composing import RawPlace, RefusedRecord, dead_letter
 from everstate.sources.cdc.gone import AbsentRows, FirstSnapshots, read_absent, too_many
 from everstate.sources.cdc.holding import HELD, HeldEntity, doubt_all, held_key
 from everstate.sources.cdc.kinds import kind_of
-from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.raw_log import Parts, ensure_topics, parts_of
 from everstate.sources.cdc.restoring import Restoring
-from everstate.sources.cdc.states import States, held_name, held_rows_of, older_rows_of
+from everstate.sources.cdc.states import States, held_name, held_rows_of
 from everstate.sources.cdc.stream import EndedSnapshot, Stream, StreamStanding
 from everstate.views.project import Project
 
@@ -115,7 +114,6 @@ class Cleaning:
         self._snapshots = FirstSnapshots(config, capture, self._offsets)
         self._copy: StateCopy | None = None
         self._held: dict[EntityKey, HeldEntity] = {}
-        self._overlaps = Overlaps(is_trusted=False)
         self._numbering = self._kind.numbering(self._held)
         self._in_doubt: set[EntityKey] = set()
         """Held entries that were made because raw rows were lost, until they are published."""
@@ -293,7 +291,6 @@ class Cleaning:
         batch.held_changed |= self._in_doubt
         held = self._held_values(batch)
         kept = {held_key(*entity): value for entity, value in sorted(held.items())}
-        kept |= self._overlaps.records()
         records += [OutRecord(self._held_topic, key, value) for key, value in kept.items()]
         records += self._dead_letters(batch.refused)
         # Counted again: rows may have been refused because a held record was too large.
@@ -338,7 +335,6 @@ class Cleaning:
         if batch.left:
             done = rows.split(len(rows) - batch.left)
             self._rows, rows = rows, done
-        self._overlaps.close(rows, places)
         if stream is not None and batch.cut is None:
             names = list(self._capture.tables)
             for table, count in stream.passed.items():
@@ -513,9 +509,8 @@ class Cleaning:
             self._news_s = self._clock()
         else:
             note.cut = None  # The position is at its record; the deletes are made from the first.
-        self._overlaps = Overlaps(older_rows_of(copy), is_trusted=is_trusted)
         self._numbering = self._kind.numbering(
-            self._held, epoch=standing.epoch, is_trusted=is_trusted, overlaps=self._overlaps
+            self._held, epoch=standing.epoch, is_trusted=is_trusted
         )
 
     def _lost(self, topic: str, partition: int, at: int, start: int) -> int:

@@ -52,14 +52,13 @@ SCHEMA: Final = pa.schema({
     "part": pa.int32(), "offset": pa.int64(), "what": pa.int8(), "table": pa.int16(),
     "op": pa.string(), "key": pa.string(), "state": pa.binary(), "before": pa.binary(),
     "rest": pa.binary(), "tx": pa.string(), "place": pa.binary(), "position": pa.binary(),
-    "time_us": pa.int64(), "who": pa.binary(), "parents": pa.binary(), "was": pa.binary(),
+    "time_us": pa.int64(), "who": pa.binary(), "parents": pa.binary(),
 })  # fmt: skip
 """One row for each source row and each of the other facts, in the order of the raw log.
 
 ``part``: number of the raw partition in the read; ``place``: the row's place in the stream that its
 connector writes, as sortable bytes; ``position``: its position as JSON, without the epoch;
-``who``: provenance from the row, as JSON; ``parents``: entity types and keys, as JSON; ``was``:
-the row before as the source gave it, as JSON, where ``before`` is not trusted.
+``who``: provenance from the row, as JSON; ``parents``: entity types and keys, as JSON.
 """
 _NAMES: Final = SCHEMA.names
 _SLICE_BYTES_MAX: Final = 32 * 1_048_576
@@ -108,7 +107,6 @@ class Rows:
     time_us: list[int | None]
     who: list[bytes | None]
     parents: list[bytes | None]
-    was: list[bytes | None]
     index: list[int | None] = field(default_factory=list)
     """A row's place in its transaction, from 1; ``None``: it has none."""
     block: list[Block | None] = field(default_factory=list)
@@ -223,7 +221,7 @@ class SliceReading:
                 row = quick.read(key, value)
                 if row is not None:
                     table, op, name, state, before, *rest = row
-                    size += 100 + len(state or b"") + len(rest[-1] or b"")
+                    size += 100 + len(state or b"")
                     yield (
                         part, offset, WHOLE, tables[table], op, name, state, before, None, *rest
                     )  # fmt: skip
@@ -232,13 +230,13 @@ class SliceReading:
                 size += 100
                 if isinstance(one, CleanRow):
                     state, number = one.state, tables[one.table]
-                    size += len(state or b"") + len(one.was or b"")
+                    size += len(state or b"")
                     if one.is_plain or is_bare:
                         yield (
                             part, offset, WHOLE, number, one.op, one.key, state, one.before, None,
                             one.transaction, one.place, _position(one), one.time_us,
                             _encode(who) if (who := one.who) else None,
-                            _encode(one.parents) if one.parents else None, one.was,
+                            _encode(one.parents) if one.parents else None,
                         )  # fmt: skip
                         continue
                     encoded = packed(one)

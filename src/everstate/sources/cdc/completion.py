@@ -26,7 +26,10 @@ DELETED_BEFORE: Final = "deleted already"
 SUPERSEDED: Final = "superseded by a whole row while held"
 TRUNCATED: Final = "truncated: a delete of each known entity replaces it"
 ABSENT: Final = "its row is gone: a first snapshot that was taken again did not have it"
-OVERTAKEN: Final = "of a row whose key another row has got in the same transaction"
+OVERTAKEN: Final = "a row of another table has got its key in the same transaction"
+TWO_ROWS: Final = (
+    "another row has got its key in the same transaction, so that it is not known which one is gone"
+)
 PRIOR_UNKNOWN: Final = "the state before is unknown"
 ROLLED_BACK: Final = "of an XA transaction that was rolled back"
 NEW_EPOCH: Final = "of an XA transaction that had not ended when a new epoch began"
@@ -101,6 +104,8 @@ def complete(
     has waited long enough for parents and names of codes.
     ``lookup`` finds other entities. Raises Unreadable when the completed state is not valid.
     """
+    if row.skipped is not None:
+        return Skipped(row.skipped)
     if known is not None and was_read(row.position, known):
         return Skipped(READ_BEFORE)
     if row.op == "d":

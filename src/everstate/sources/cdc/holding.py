@@ -340,7 +340,7 @@ def read_held(config: Config, source: str) -> list[HeldEntity]:
     with Consumer(config, client_id="everstate-held") as consumer:
         for record in consumer.read_topic(TopicNames(config.log.prefix).capture(source, HELD)):
             if record.key is None or record.key.startswith(b"\n"):
-                continue  # a row of `overlaps`, which waits for nothing
+                continue  # of an earlier version, see `held_name`
             found.pop(record.key, None)
             if record.value is not None:
                 found[record.key] = HeldEntity.decode(record.value)

@@ -27,7 +27,6 @@ from everstate.sources.cdc.convert import (
 )
 from everstate.sources.cdc.rows import PROVENANCE, SourceRow, Unreadable, position_in, value_in
 
-_encode = msgspec.json.Encoder(decimal_format="number").encode
 _SNAKE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\s\-.]+")
 _SHAPES_MAX: Final = 1_000
 """Limit of the cache: sources that give only changed columns give many combinations of them."""
@@ -87,7 +86,7 @@ class CleanRow(msgspec.Struct, array_like=True, tag=True, kw_only=True, gc=False
     place: bytes | None = None
     """Its place in the stream that its connector writes (``shapes/places``)."""
     was: bytes | None = None
-    """The row before as the source gave it, as JSON, where ``before`` is not trusted."""
+    """Not used any more: rows that an earlier version holds have it at this place."""
     prepared: str | None = None
     """GTID of its transaction, while that may be a prepared one which has not ended."""
     skipped: str | None = None
@@ -209,8 +208,6 @@ class TableMapping:
         clean.provenance, clean.user = self._provenance(row)
         if row.before and self.believes_before:
             clean.before = self.whole(row.before, row.types)
-        elif row.before:
-            clean.was = _encode(row.before)
         if row.op == "d":
             return clean
         if row.after is None:

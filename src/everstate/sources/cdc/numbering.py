@@ -30,10 +30,12 @@ from everstate.sources.cdc.columns import (
     decode_source,
 )
 from everstate.sources.cdc.completion import (
+    OVERTAKEN,
     PRIOR_UNKNOWN,
     READ_BEFORE,
     SUPERSEDED,
     TRUNCATED,
+    TWO_ROWS,
     UNCHANGED,
     ChangeStep,
     Completed,
@@ -63,9 +65,8 @@ from everstate.sources.cdc.holding import (
     waits_for_itself,
 )
 from everstate.sources.cdc.mapping import USER, CleanRow
-from everstate.sources.cdc.overlaps import Overlaps
 from everstate.sources.cdc.reading import RawReader, RefusedRow
-from everstate.sources.cdc.rows import Unreadable, behind
+from everstate.sources.cdc.rows import Unreadable, behind, is_after
 from everstate.sources.cdc.states import States, encoded_position
 
 RawPartitions = Sequence[tuple[str, int]]
@@ -96,9 +97,8 @@ class Numbering:
         held_max: int = 10_000,
         epoch: int = 1,
         is_trusted: bool = False,
-        overlaps: Overlaps | None = None,
     ) -> None:
-        """``epoch``: of the positions of the next rows; ``overlaps``: ``None``: there are none.
+        """``epoch``: of the positions of the next rows.
 
         ``is_trusted``: the stream has dropped all re-reads; else the position of each row is
         compared with that of its entity.
@@ -107,7 +107,10 @@ class Numbering:
         self._capture, self._held_max = reader.capture, held_max
         self.epoch, self.is_trusted = epoch, is_trusted
         self._doubts = Doubts(held, held_max)
-        self._overlaps = overlaps or Overlaps(is_trusted=is_trusted)
+        self._taken: dict[EntityKey, str] = {}
+        """Entity that had a row when another one was created → table of the newer row."""
+        self._taken_in: str | int | None = None
+        """The transaction in which these were created: its id, or else its time."""
         self._waiting: dict[EntityKey, set[EntityKey]] = defaultdict(set)
         self._names = list(self._capture.tables)
         self._now_s = 0.0
@@ -187,18 +190,17 @@ class Numbering:
         target = self._composer.targets[rows.table[at]]
         if self._held and not self._doubts.is_clear(target.entity, key):
             return False
-        if self._overlaps.has((target.entity, key)):
-            return False
-        name = target.prefix + key
-        known = self._states.cache.get(name)
         op, state, position = rows.op[at] or "", rows.state[at], rows.position[at]
+        if op == "d" and (target.entity, key) in self._taken:
+            return False
+        known = self._states.cache.get(target.prefix + key)
         if position is not None:
             position = position.replace(b"[", b"[%d," % self.epoch)
         if known is not None and not self.is_trusted and position is not None:
             if was_read(_decode(position), known):
                 batch.skip(target.name, READ_BEFORE)
                 return True
-        # A row before that we never saw is a change too; a created row may overlap another one.
+        # A row before that we never saw is a change too; a created row may take the key of another.
         if known is None:
             if rows.before[at] is not None:
                 return False
@@ -271,7 +273,6 @@ class Numbering:
             user=user,
             parents=[(e, k) for e, k in _decode(rows.parents[at] or b"[]")],
             place=rows.place[at],
-            was=rows.was[at],
         )
 
     def _entity(self, table: str) -> str:
@@ -310,11 +311,11 @@ class Numbering:
         known, mapping = self._states.get(entity, row.key), self._reader.mapping(row.table)
         if row.moved_from is not None:  # What it lacks is taken from the state under that key.
             is_unsure = not self._doubts.is_clear(entity, row.moved_from)
-        outcome: Completion | CleanRow
+        outcome: Completion
         try:
-            outcome = self._overlaps.resolve((entity, row.key), row, known, mapping)
-            if isinstance(outcome, CleanRow):
-                row = outcome
+            if row.op == "d" and self._is_overtaken((entity, row.key), row):
+                outcome = Skipped(OVERTAKEN)
+            else:
                 outcome = complete(
                     row,
                     known,
@@ -331,8 +332,8 @@ class Numbering:
         except Unreadable as cause:
             batch.refuse_row(row, entity, str(cause))
             return None
-        if not isinstance(outcome, HeldBack):
-            self._overlaps.add((entity, row.key), row, known)
+        if row.op == "c" and row.skipped is None and not isinstance(outcome, HeldBack):
+            self._note_taken((entity, row.key), row, known)
         if isinstance(outcome, Skipped):
             batch.skip(row.table, outcome.reason)
             if is_unsure and known is not None and outcome.reason == UNCHANGED:
@@ -341,6 +342,28 @@ class Numbering:
                 settled = msgspec.structs.replace(known, place=place_now)
                 self._states.put(f"{entity}\0{row.key}", settled)
         return outcome
+
+    def _is_overtaken(self, entity: EntityKey, row: CleanRow) -> bool:
+        """Whether a delete is of a row whose key a row of another table got in its transaction.
+
+        Two rows of one table have one key for a while where the unique key is deferrable, or where
+        there is none. Raises Unreadable then: the log does not say which of them is gone.
+        """
+        newer = self._taken.get(entity) if _transaction(row) == self._taken_in else None
+        if newer == row.table:
+            raise Unreadable(TWO_ROWS)
+        return newer is not None
+
+    def _note_taken(self, entity: EntityKey, row: CleanRow, known: Known | None) -> None:
+        """Record that a row was created under a key that a row has."""
+        name = _transaction(row)
+        if name is None or known is None or known.is_deleted:
+            return
+        # A row that a connector writes again is no other row.
+        if self.is_trusted or is_after(row.position, known.position) is True:  # type: ignore[arg-type]
+            if name != self._taken_in:
+                self._taken, self._taken_in = {}, name
+            self._taken[entity] = row.table
 
     def _publish(
         self,
@@ -492,7 +515,7 @@ class Numbering:
         ``False``: some are left for the next batch.
         """
         entity = self._entity(row.table)
-        self._overlaps.forget(entity)
+        self._taken.clear()
         assert row.at is not None
         if cut is None or (cut.part, cut.offset) != (part, row.at[2]):
             cut = Cut(part, row.at[2], row.table)
@@ -528,6 +551,11 @@ class Numbering:
                 held = self._held.get(entity)
                 if held is not None and held.waits_for_other:
                     self._release(batch, entity, is_overdue=True)
+
+
+def _transaction(row: CleanRow) -> str | int | None:
+    """What the rows of a transaction share: its id, or else its time."""
+    return row.time_us if row.transaction is None else row.transaction
 
 
 def place_of(rows: Rows, at: int, parts: RawPartitions) -> RawPlace:

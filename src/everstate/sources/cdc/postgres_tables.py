@@ -46,6 +46,8 @@ SELECT rn.nspname || '.' || r.relname AS root, n.nspname || '.' || c.relname AS 
     AND (a.attstorage <> 'p' OR pg_relation_size(c.reltoastrelid) > 0)) AS apart,
   ARRAY(SELECT jsonb_build_object('name', x.relname, 'is_primary', i.indisprimary,
       'is_identity', i.indisreplident, 'is_immediate', i.indimmediate,
+      'constraint', (SELECT pg_get_constraintdef(o.oid) FROM pg_constraint o
+        WHERE o.conindid = i.indexrelid AND o.contype IN ('p', 'u')),
       'columns', jsonb_agg(a.attname ORDER BY k.place), 'is_filled', bool_and(a.attnotnull))
     FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid,
       unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
@@ -120,6 +122,15 @@ class _Index:
     """False: it is deferrable, and therefore cannot be a replica identity."""
     is_filled: bool
     """All its columns are NOT NULL."""
+    constraint: str | None
+    """The constraint that it is of, such as ``UNIQUE (a) DEFERRABLE``."""
+
+    def at_once(self, table: str) -> str:
+        """Statement that gives its deferrable constraint anew, as NOT DEFERRABLE."""
+        made = (self.constraint or "").removesuffix(" INITIALLY DEFERRED")
+        name, made = quoted_name(self.name), made.removesuffix(" DEFERRABLE")
+        alter = f"ALTER TABLE {quoted(table)} DROP CONSTRAINT {name}"
+        return f"{alter}, ADD CONSTRAINT {name} {made} NOT DEFERRABLE;"
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +287,14 @@ class TableChecks:
             advice = "Declare key_columns that the database does not generate."
             found = f"{', '.join(computed)} is generated, and not in the log"
             return Finding(name, "fail", found, advice=advice)
-        if any(set(index.columns) <= set(key) for index in itself.indexes):
+        within = [index for index in itself.indexes if set(index.columns) <= set(key)]
+        if any(index.is_immediate for index in within):
             return Finding(name, "ok", f"it has {listed}")
+        if within:
+            found = f"{within[0].name} is DEFERRABLE: two rows may have one key within a "
+            found += "transaction, and the log of a delete does not say which of them is gone"
+            advice = "Or declare key_columns that another unique key has."
+            return Finding(name, "fail", found, (within[0].at_once(itself.name),), advice)
         parted_by = {column for each in family for column in each.parted_by}
         if beside := [each for each in itself.primary if each not in {*key, *parted_by}]:
             found = f"the primary key is {', '.join(itself.primary)}, and the declared key_columns "

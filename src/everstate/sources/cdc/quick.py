@@ -41,9 +41,8 @@ class _Event(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Event, float_hook=exact_number).decode
 _decode_image = msgspec.json.Decoder(dict[str, Any] | None, float_hook=exact_number).decode
 _Bytes = bytes | None
-Quick = tuple[str, str, str, _Bytes, _Bytes, str | None, _Bytes, _Bytes, int, Any, Any, _Bytes]
-"""Table, op, key, state, whole state before, transaction, place, position, time, who, parents, and
-the row before where it is not trusted."""
+Quick = tuple[str, str, str, _Bytes, _Bytes, str | None, _Bytes, _Bytes, int, Any, Any]
+"""Table, op, key, state, whole state before, transaction, place, position, time, who, parents."""
 
 
 class QuickReader:
@@ -95,11 +94,9 @@ class QuickReader:
             name = mapping.quick_key(key)
             if name is None:
                 name = mapping.key_of(_decode_key(key))
-            before = state = parents = who = was = None
+            before = state = parents = who = None
             if has_before and mapping.believes_before:
                 before = mapping.whole(_decode_image(event.before), _NO_TYPES)
-            elif has_before:
-                was = bytes(event.before)
             if after is not None:
                 fields, codes = mapping.fields(after, _NO_TYPES)
                 if codes or not mapping.has_all(fields):
@@ -129,7 +126,7 @@ class QuickReader:
         tx = transaction_of(connector, source, block.id) if block is not None and block.id else None
         return (
             *(table, op, name, state, before, tx, place, position, at_us),
-            *(None if who == b"{}" else who, parents, was),
+            *(None if who == b"{}" else who, parents),
         )
 
 

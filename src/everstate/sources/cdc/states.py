@@ -17,7 +17,7 @@ FORM: Final = "clean-1"
 """Version of the format of the rows below; a copy with another version is not used."""
 _STATE: Final = b"s"
 _HELD: Final = b"h"
-_OLDER: Final = b"o"
+_IGNORED: Final = b"o"
 _HEAD = struct.Struct(">QBH")
 
 
@@ -105,18 +105,16 @@ def state_name(entity: str, key: str) -> bytes:
 
 
 def held_name(key: bytes) -> bytes:
-    """Name in the copy of a record of the held topic, by its key there."""
-    return (_OLDER if key.startswith(b"\n") else _HELD) + key
+    """Name in the copy of a record of the held topic, by its key there.
+
+    Nobody reads the records of earlier versions whose key begins with a line feed.
+    """
+    return (_IGNORED if key.startswith(b"\n") else _HELD) + key
 
 
 def held_rows_of(copy: StateCopy) -> Iterator[bytes]:
     """Values of all held entities, as the held topic has them."""
     return (row for _, row in copy.scan(_HELD))
-
-
-def older_rows_of(copy: StateCopy) -> Iterator[bytes]:
-    """Values of all records of rows whose key a newer row has (``overlaps``)."""
-    return (row for _, row in copy.scan(_OLDER))
 
 
 def known_row(row: bytes) -> Known:
